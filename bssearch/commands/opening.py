@@ -242,7 +242,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
         raise SpecError(
             f"target.value = {target.value:g} must be in {bound}, the range of {target.metric}",
-            hint="get a target that the default reaches from `bssearch check --suggest-target`",
+            hint="run `bssearch check --suggest-target` to find a target that the default reaches",
         )
     if target.metric not in found.model.initial_metrics:
         return  # A program may make its first evaluation after some steps.

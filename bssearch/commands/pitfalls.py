@@ -212,8 +212,8 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
         (
             "target_is_the_bound",
             target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
-            f"target.value = {target.value:g} is the best possible {target.metric}; get a target that "
-            "the default reaches from `bssearch check --suggest-target`",
+            f"target.value = {target.value:g} is the best possible {target.metric}; run `bssearch check "
+            "--suggest-target` to find a target that the default reaches",
         ),
     ]
 
@@ -249,8 +249,8 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
             "target_far",
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
             f"the default covers only {max(covered, 0.0):.0%} of the way to {target.value:g} in "
-            f"{outcome.train_seconds:.3g} train seconds; get a target that the default reaches from "
-            "`bssearch check --suggest-target`",
+            f"{outcome.train_seconds:.3g} train seconds; run `bssearch check --suggest-target` to find a target "
+            "that the default reaches",
         ),
         (
             "target_in_other_unit",
