@@ -147,9 +147,9 @@ def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool = True) -> list[TrialPlan]:
     """Return the missing runs, seed by seed, over all finalists in random order.
 
-    Configurations with runs stay finalists. With ``spares``, the `beaten` and the `plain_misses` get no more runs.
-    The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all runs
-    of the batch size in smaller micro-batches.
+    Configurations with runs stay finalists. With ``spares``, `beaten` configurations and `plain_misses` get no more
+    runs. The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all
+    runs of the batch size in smaller micro-batches.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
     refused, missed = _refused(history, trials), _missed(history, trials)

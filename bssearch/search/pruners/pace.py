@@ -172,7 +172,7 @@ class Pace(Cap):
 
 
 class Safe(Pace):
-    """Misses the winner in at most 1 % of the draws of each table of ``tests/benchmarks/pruning.py``."""
+    """Misses the fastest trial in at most 1 % of draws on each table of ``tests/benchmarks/pruning.py``."""
 
     usual_patience = 8.3
 
@@ -180,11 +180,11 @@ class Safe(Pace):
 
 
 class Balanced(Pace):
-    """Misses the winner in at most 5 % of the draws of six tables of ``tests/benchmarks/pruning.py``."""
+    """Misses the fastest trial in at most 5 % of draws on six tables of ``tests/benchmarks/pruning.py``."""
 
 
 class Fast(Pace):
-    """Misses the winner in at most 12 % of the draws of six tables of ``tests/benchmarks/pruning.py``."""
+    """Misses the fastest trial in at most 12 % of draws on six tables of ``tests/benchmarks/pruning.py``."""
 
     usual_patience = 2.1
     heeds_seed_noise = False
