@@ -56,7 +56,7 @@ def _waits_on_rung(number: int, standings: Standings) -> bool:
 
 
 def _comes_in_time(curve: Progress, standings: Standings) -> bool:
-    # True if the last doubling of train seconds gained enough: repeated until the limit, it reaches the target
+    # True if further doublings of train seconds, with the gain of the last doubling, reach the target by the limit
     before = curve.at(curve.now / 2)
     if before is None:
         return False
@@ -122,7 +122,7 @@ class Pace(Cap):
 
     heeds_seed_noise = True
 
-    # tuned by ``tests/benchmarks/pruning.py``: `safe` on eight tables, the others on six
+    # tuned by ``tests/benchmarks/pruning.py``: `safe` on eight tables, `balanced` and `fast` on six
     usual_patience = 2.7
 
     exponent = 0.5
