@@ -190,6 +190,7 @@ class Configuration:
 
     @property
     def grows(self) -> bool:
+        """True if the configuration has a batch schedule."""
         return BATCH_SCHEDULE in self.parameters
 
 

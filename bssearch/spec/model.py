@@ -388,6 +388,7 @@ class StudySpec(StrictModel):
 
     @property
     def preset(self) -> str | None:
+        """The name of the spec's preset, if any."""
         return self._preset
 
     def from_preset(self, name: str | None) -> Self:
@@ -417,9 +418,11 @@ class StudySpec(StrictModel):
 
     @property
     def record_target(self) -> Target:
+        """The target as a record."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
+        """Return the study to store with this spec."""
         return NewStudy(
             name=self.name,
             spec=self.model_dump(mode="json"),
@@ -451,6 +454,7 @@ class StudySpec(StrictModel):
 
     @property
     def is_imported(self) -> bool:
+        """True if the study holds imported runs."""
         return self.workload == IMPORTED
 
     @property

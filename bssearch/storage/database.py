@@ -220,6 +220,7 @@ class Database:
 
     @property
     def masked_url(self) -> str:
+        """The database's URL without secrets."""
         return masked(self._engine.url)
 
     @property
