@@ -243,7 +243,7 @@ def tuned_curves(
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
 ) -> Iterator[BatchCurves]:
-    """Yield the best configuration's curves at each timed batch size; the keys of ``curves`` are trial numbers."""
+    """Yield the best configuration's curves at batch sizes with a known step time, from ``curves`` by trial number."""
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():
         probe = timed.get(size)

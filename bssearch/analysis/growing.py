@@ -117,10 +117,7 @@ def growing_batch(
     size, steps = tuned.configuration.batch_size, median_steps(tuned)
     smaller, larger = size // 2, 2 * size
     if steps is None or smaller not in spec.batch_sizes or larger not in spec.batch_sizes:
-        return (
-            f"a test needs the optimum's steps and, in the space, half and double the optimum's batch: {smaller} and "
-            f"{larger}"
-        )
+        return f"a test needs known steps of the optimum, and batch sizes {smaller} and {larger} in space.batch_size"
     if spec.is_program:
         return "no trial ran a schedule; set space.batch_schedule to search schedules"
     rule = spec.space.rate_rule(tuned.configuration.optimizer)

@@ -83,7 +83,7 @@ def about_growing(answer: Answer) -> str:
 
 
 def about_devices(answer: Answer) -> str:
-    """Return a sentence about more devices, up to the last number that saves 5 %; empty if not timed."""
+    """Return a sentence about the fewest devices within 5 % of the least time; empty if not timed."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices

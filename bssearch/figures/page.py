@@ -518,8 +518,8 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
     return Section(
         name="audit",
         title="Rules of thumb on this workload",
-        text="Regret is the rule's time / the tuned optimum's time at the same batch size, with the 95 % interval. "
-        f"A rule holds if the interval is below {HELD:.2f}, and breaks if the interval is above {BROKE:.2f}.",
+        text="Regret is the rule's objective value / the tuned optimum's at the same batch size, with the 95 % "
+        f"interval. A rule holds if the interval is below {HELD:.2f}, and breaks if the interval is above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],
@@ -570,7 +570,7 @@ def _promised_and_found(answer: Answer) -> Section | None:
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"The quick answer promised to be {number(promise.gain)}× as fast as the default. The promised "
+        text=f"The quick answer promised a training {number(promise.gain)}× as fast as the default's. The promised "
         f"90 % interval {held} the batch sizes within 5 % of the best.",
         table=Table(
             ["", "Batch", "Range", "Time / the optimum's time"],

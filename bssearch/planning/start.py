@@ -129,7 +129,7 @@ class StartRequest(Request):
         )
         require(
             self.model is not None or self.input_shape is None,
-            "input_shape needs a model; give a model, or omit input_shape",
+            f"input_shape = {self.input_shape} needs a model; give a model, or omit input_shape",
         )
         return self
 

@@ -1,4 +1,4 @@
-"""Batch-size schedules: a ladder of growing stages; the samples seen decide the stage of a step.
+"""Batch-size schedules: a ladder of growing stages; the samples seen or the noise scale decide the stage.
 
 A configuration stores a schedule in these parameters:
 

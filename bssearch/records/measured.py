@@ -27,7 +27,7 @@ FIRST_LOSS = "the loss of the first step is"  # start of the reason if no update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """An evaluation; ``loss`` is the mean since the previous evaluation.
+    """An evaluation; ``loss`` is the mean training loss since the previous evaluation.
 
     ``train_seconds`` exclude evaluation and, if one CPU thread does the work, waits for a CPU.
     """

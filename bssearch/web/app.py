@@ -424,7 +424,7 @@ def serve(
     Args:
         port: TCP port; 0 takes a free port.
         names: More accepted host names.
-        tell: Prints the welcome, with the address and the token.
+        tell: Prints a line of the welcome.
 
     Raises:
         UsageError: The address is unusable.

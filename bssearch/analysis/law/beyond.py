@@ -285,9 +285,8 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
     require(
         known < samples <= FARTHEST * known,
-        f"samples = {samples:.0f} must be > {math.floor(known)} and <= {math.floor(FARTHEST * known)}; the best batch "
-        f"size reaches {measured.in_words} with {known:.0f} samples, and predictions end at {FARTHEST:g} times this "
-        "number",
+        f"samples = {samples:.0f} must be > {math.floor(known)} and <= {math.floor(FARTHEST * known)}; the "
+        f"range is 1 to {FARTHEST:g} times the samples to {measured.in_words} at the best batch size",
     )
     low, high = 0.0, math.log(2 * FARTHEST)
     for _ in range(HALVINGS):

@@ -601,7 +601,10 @@ class MemoryPlanRequest(Request):
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
         lacking = f"{', '.join(missing)}, a transformer's dimensions; give these dimensions, too"
-        require(self.model_settings is None, "model_settings needs a model; give a model, or omit model_settings")
+        require(
+            self.model_settings is None,
+            f"model_settings = {self.settings} needs a model; give a model, or omit model_settings",
+        )
         self._agrees_about_network()
         require(
             self.has("parameters") or self.network,
@@ -621,7 +624,8 @@ class MemoryPlanRequest(Request):
         if self.network is None:
             for name in ("input_shape", "stages", "channels"):
                 require(
-                    not self.has(name), f"{name} needs a network or a model; give a network or a model, or omit {name}"
+                    not self.has(name),
+                    f"{name} = {getattr(self, name)} needs a network or a model; give network or model, or omit {name}",
                 )
             return
         require(self.input_shape, f"network = {self.network} needs input_shape, such as 3x224x224")
@@ -651,7 +655,7 @@ class MemoryPlanRequest(Request):
         for name in ("parameters", "network", *ARCHITECTURE[:3], *BESIDE_ARCHITECTURE[1:], *frozen):
             require(
                 not self.has(name),
-                f"{name} contradicts model = {self.model}; omit {name}, which follows from the model",
+                f"{name} = {getattr(self, name)} contradicts model = {self.model}; omit {name}",
             )
         require(self.precision != "fp8", f"precision = fp8 contradicts model = {self.model}; use fp32, bf16 or fp16")
         require(not self.offload_optimizer, f"offload_optimizer contradicts model = {self.model}; omit one option")
