@@ -379,7 +379,7 @@ class _Halves:
                 return
 
     def _watch(self, rows: torch.Tensor | None) -> None:
-        # Only the last output counts: outputs before it do not lead to all of the loss.
+        # Only the last output counts: earlier outputs do not lead to all of the loss.
         if self._row_hook is not None:
             self._row_hook.remove()
         self._row_hook = None if rows is None else rows.register_hook(partial(self._split, rows))  # type: ignore[no-untyped-call]

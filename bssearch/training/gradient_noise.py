@@ -374,7 +374,7 @@ def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | N
 
 
 def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
-    """Return the growth by noise scale, if scheduled."""
+    """Return the growth of the batch; None unless the schedule measures the noise scale."""
     if not trainer.growth.is_measured:
         return None
     require(

@@ -190,7 +190,7 @@ def defer_compiler() -> None:
     # until then PyTorch compiles no code, so the methods need no guard against compilation
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         _defer(torch.optim.Optimizer, name, nullcontext)
-    for kind in KINDS.keys() - {"adamw", "adafactor"}:  # AdamW steps as Adam does, and Adafactor never imports it
+    for kind in KINDS.keys() - {"adamw", "adafactor"}:  # AdamW steps as Adam does; Adafactor imports no compiler
         _defer(KINDS[kind], "step", lambda self: torch.set_grad_enabled(self.defaults["differentiable"]))
 
 

@@ -204,7 +204,7 @@ def why_contended(contention: Contention, slow: str | None, clock: Clock, thread
     """Return the signs of other work or a slow core during a timing, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
-        reasons.append("other work used the processor during the timing")
+        reasons.append("other work used the CPU during the timing")
     return "; ".join(filter(None, reasons)) or None
 
 

@@ -432,7 +432,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self._losses.mean([] if self._ranks is None else self._ranks.ask("losses", takes))
 
     def first_step_problem(self) -> str | None:
-        """Describe a first loss that is not finite, if any. The call waits for the device."""
+        """Describe the first step's loss if not finite. The call waits for the device."""
         loss = self._mean_loss(takes=False)
         if loss is None or math.isfinite(loss):
             return None

@@ -1,6 +1,6 @@
 """Saves a paused trial to a file, and starts branches from a longer run's checkpoint.
 
-A paused trial is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
+The file is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
 (tensors and plain values), and ``measured.json`` (ledgers).
 """
 

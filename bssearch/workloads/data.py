@@ -266,7 +266,7 @@ def _token_part(train: Part, workload: object) -> TokenPart:
     found = [int(one) for one in cast(Iterable[Any], lengths)] or [0]
     require(
         len(found) == len(cast(DatasetPart, train).samples) and min(found) >= 1,
-        f"sample_tokens has {len(found)} numbers, the least {min(found)}; give {len(train)} numbers >= 1",
+        f"sample_tokens has {len(found)} numbers >= {min(found)}; give {len(train)} numbers >= 1",
         error=WorkloadError,
     )
     return TokenPart(cast(DatasetPart, train), found)

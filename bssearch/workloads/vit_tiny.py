@@ -49,7 +49,7 @@ class VitTiny(TenClasses):
 
 
 class VisionTransformer(nn.Module):
-    """Linear patches, learned positions, blocks, mean over patches, and a linear head.
+    """Applies linear patches, learned positions, blocks, a mean over patches, and a linear head.
 
     The mean replaces the class token of Dosovitskiy et al. (appendix D.3). Dropout follows embeddings and the blocks'
     dense layers except queries, keys and values (appendix B.1).

@@ -73,7 +73,7 @@ def test_a_table_becomes_a_study(tmp_path: Path) -> None:
     names, said = import_runs(tmp_path, "--metric", "accuracy", "--target", "0.9", "--precision", "bf16")
     assert names == ["runs"]
     assert "study runs: 4 of 6 runs reached the target on device A100 in precision bf16" in said
-    assert "unknown for all runs: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
+    assert "all runs lack values: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
     assert "final_metric is NaN (unknown) in 1 of 6 runs (the first: runs.csv:7)" in said
     study, spec, trials = stored(tmp_path)
     assert (study.target.metric, study.target.value, study.objective) == ("accuracy", 0.9, "time_to_target")
@@ -250,7 +250,7 @@ def test_without_seconds_the_objective_is_samples(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, "--target", "1", rows=["8,1,10", "16,0,"], header="batch_size,reached,steps")
     study, spec, trials = stored(tmp_path)
     assert "study runs: no run has train_seconds; the objective is samples_to_target" in said
-    assert "unknown for some of 2 runs: steps in 1" in said
+    assert "some of 2 runs lack values: steps in 1" in said
     assert (study.objective, spec.budget.trial_train_seconds) == ("samples_to_target", 1.0)
     first, second = map(outcome, trials)
     assert (first.time_to_target_s, first.steps_to_target, first.warnings) == (

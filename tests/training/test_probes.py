@@ -199,7 +199,7 @@ ACCUMULATED = configuration(20, micro_batch_size=5, accumulation_steps=4)
     [
         ({"probed": ACCUMULATED}, {"step_seconds": 0.08}),
         ({"update": 0.005}, {"step_seconds": 0.025, "update_seconds": 0.005}),
-        ({"cpu_share": 0.5}, {"contended": True, "reason": "other work used the processor during the timing"}),
+        ({"cpu_share": 0.5}, {"contended": True, "reason": "other work used the CPU during the timing"}),
         (
             {"core": core_of_pace(1.0, *[1.7] * 1000)},  # rarely at full pace: timed for four times the limit
             {"step_seconds": 0.02, "contended": True, "reason": "the core was slow in 99 of 100 timings"},

@@ -205,9 +205,9 @@ def _unknown(runs: Sequence[ImportedRun]) -> Iterator[str]:
     }
     fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
     if nowhere := [name for name, missing in fields.items() if missing == len(runs)]:
-        yield f"unknown for all runs: {', '.join(nowhere)}"
+        yield f"all runs lack values: {', '.join(nowhere)}"
     if partly := [f"{name} in {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]:
-        yield f"unknown for some of {len(runs)} runs: {', '.join(partly)}"
+        yield f"some of {len(runs)} runs lack values: {', '.join(partly)}"
 
 
 def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:

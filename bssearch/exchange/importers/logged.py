@@ -63,7 +63,7 @@ OF_LIGHTNING = "trainer/global_step"  # Lightning's number of the step, from 0
 
 NOT_A_NUMBER = frozenset({"nan", "+nan", "-nan", "none", "null", "n/a", "na", "true", "false"})
 
-DIGITS = 7  # of logged values; loggers keep it in single precision, which makes 0.9 0.89999998
+DIGITS = 7  # of logged values; loggers round to single precision, which makes 0.9 0.89999998
 
 MOST_NAMED = 12  # names in a message
 
@@ -359,7 +359,7 @@ def _evaluated(log: Log, names: Names) -> list[float]:
         here = _number(rows[0], names.step, log)
         step = step if math.isnan(here) else here
         times = [one for row in rows if not math.isnan(one := _seconds_in(row, names, log))]
-        if times and times[0] < clock:  # a resumed run, whose clock went on from the checkpoint or from 0
+        if times and times[0] < clock:  # a resumed run, whose clock restarts at the checkpoint's time or at 0
             at, spent = by_step[max((one for one in by_step if one < step), default=0.0)]
             total = spent if times[0] > at else 0.0
         spent_here = [math.fsum(_evaluation_seconds(row, names.evaluations, log)) for row in rows]

@@ -298,8 +298,8 @@ def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> 
     """Return the entry called ``name`` or the only entry; if ``found`` is empty, the entry is empty."""
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
-            f"{place} has the {what} {', '.join(map(str, found))}",
-            hint=f"add a name, as in {place}#{next(iter(found))}",
+            f"{place} has the {what} {', '.join(map(str, found))}" + (f", not {name!r}" if name else ""),
+            hint=f"choose a name, as in {place}#{next(iter(found))}",
         )
     return (name, found[name]) if name in found else next(iter(found.items()), ("", []))
 
@@ -324,7 +324,7 @@ def _wandb(folder: Path) -> Iterator[Log]:
             if device := record.environment.gpu_type or record.environment.cpu.model:
                 settings["device"] = device
         calls = [number_in(row.get("_step")) for row in rows]
-        if any(later - earlier > 1 for earlier, later in itertools.pairwise(calls)):  # else it may count calls of `log`
+        if any(later - earlier > 1 for earlier, later in itertools.pairwise(calls)):  # else `_step` may count calls
             rows = [{"step": row.get("_step"), **row} for row in rows]
         settings.pop("_wandb", None)
         yield Log(origin=str(launches[0].parent), rows=rows, settings=_flat(settings))
@@ -523,7 +523,7 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
                 f"({file}:{line})",
                 hint="put a cell with a comma in quotes",
             )
-        texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat others
+        texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat other cells
         yield line, dict(zip(names, texts, strict=True))
 
 
@@ -571,7 +571,7 @@ def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _whole_object(text: str) -> dict[str, Any] | None:
-    # A file that is one JSON object; None if it has an object in each line
+    # A file that is one JSON object; None if the file has an object in each line
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -159,7 +159,8 @@ def import_optuna(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, Option("Batch size of trials without a batch size.", min=1, shown_default="leave these trials out")
+        int | None,
+        Option("Batch size assumed for trials without a batch size.", min=1, shown_default="leave these trials out"),
     ] = None,
     seconds: Annotated[
         str | None,
