@@ -124,8 +124,8 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory`` is true if a micro-batch of at most the next batch size, or twice this size, ran out of
-    memory.
+    ``bounded_by_memory`` is true if a micro-batch of at most the next batch size, or twice ``batch_size``, ran out
+    of memory.
     """
 
     batch_size: int
@@ -140,7 +140,7 @@ class Largest(Model):
 
 
 class Speedup(Model):
-    """The gains over other configurations.
+    """The speedups over other configurations.
 
     ``over_default`` is ``from_retuning`` (at the default's batch size) × ``from_batch_size``.
     """
@@ -384,7 +384,7 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """The clock of the seconds; None if bssearch measured the seconds."""
+        """The clock of the seconds, ``wall`` or ``reported``; None if bssearch measured the seconds."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 

@@ -157,7 +157,7 @@ def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective
 def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
     """Return incomplete configurations (key: batch size) that all began after the other configurations were complete.
 
-    The result is empty if one of the incomplete configurations began before.
+    The result is empty if an incomplete configuration began earlier.
     """
     by_configuration = _runs_by_configuration(trials)
     enough, excluded = min(confirmation_runs, FEWEST_RUNS), _need_no_more(trials, objective)
@@ -323,8 +323,8 @@ def ratio_interval(
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of slower / faster by Welch's t on logarithms.
 
-    With too few runs, an estimate takes the deviation and degrees of freedom of ``pooled``. The interval is None if
-    ``pooled`` is missing then, or if a run missed the target.
+    The interval is None if a run missed the target, or if runs are too few and ``pooled`` is None. With too few runs,
+    an estimate takes the deviation and degrees of freedom of ``pooled``.
     """
     # The interval includes step-time errors and the difference of `PooledStepTime.excess`.
     parts = list[tuple[float, float]]()
@@ -506,7 +506,7 @@ class Verdict:
         return replace(self, optimal=self.by_batch[batch_size], rule="least" if batch_size == least else smaller)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
-        """Each trial's seconds to the target as the answer counts the seconds, by trial number."""
+        """Each trial's counted seconds to the target, by trial number."""
         times = replace(TIME, common=self.optimal.objective.common)
         counted = {run.number for one in self.by_batch.values() for run in one.runs}
         return {

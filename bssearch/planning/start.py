@@ -92,7 +92,7 @@ class StartRequest(Request):
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
     target: Annotated[Finite, Option("Value of the metric to reach.")] = 0.97
     goal: Annotated[str, Option("Direction of the metric.", choices=("maximize", "minimize"))] = "maximize"
-    seconds: Annotated[Positive, Option("Seconds to the target today.")] = 2.0
+    seconds: Annotated[Positive, Option("Seconds that a training takes to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
         Positive | None, Option("MiB of memory per sample (see bssearch plan memory).", shown_default=UNKNOWN)

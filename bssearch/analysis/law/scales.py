@@ -204,7 +204,7 @@ def plan_larger_run(
             len(one.points) >= FEWEST_BATCHES,
             f"study {one.answer.study!r} reaches the target at {plural(len(one.points), 'batch size')}; the law needs "
             f"{FEWEST_BATCHES}",
-            hint="search more batch sizes of this study",
+            hint=f"search more batch sizes of study {one.answer.study!r}",
         )
     require(
         samples >= largest.samples,
@@ -314,7 +314,7 @@ def _notes(
     scales: Sequence[Scale], law: ScalingLaw, parameters: float, samples: float, is_timed: bool
 ) -> Iterator[tuple[str, str]]:
     largest = scales[-1]
-    yield "predicted", "bssearch predicted this run; no trial of this size ran"
+    yield "predicted", f"the plan is a prediction; no trial ran with {parameters:g} parameters and {samples:g} samples"
     first, last = (law.b_crit(share * samples).value for share in (CHECKED_SHARES[0], CHECKED_SHARES[-1]))
     yield (
         "check",
