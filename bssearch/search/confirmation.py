@@ -272,7 +272,7 @@ def ending(history: History) -> str | None:
         count = sum(trial.state.has_result for trial in in_force(history, trials))
         return f"final after {count} confirmation runs: batch {known.recommended} is {sure}"
     text = f"provisional after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
-    rivals = ", ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
+    rivals = " or ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
     return f"{text}; batch {rivals} may be better" if rivals else text
 
 
