@@ -470,7 +470,7 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 
 def _were_alone(runs: Sequence[TrialRecord]) -> bool:
-    # True if enough runs shared the machine with no other work that some more runs would find such step times
+    # True if the share of runs without other work on the machine is at least `ALONE_SHARE`
     return sum(run.outcome is not None and not run.outcome.contended for run in runs) >= ALONE_SHARE * len(runs)
 
 

@@ -94,7 +94,7 @@ def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> se
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
     """Return copies of trials; the few runs of `beaten` configurations become search trials."""
-    # At another target or device, a beaten configuration may be the best, and its few runs confirm nothing.
+    # At another target or device, a beaten configuration may be the best, but its few runs are no confirmation.
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
     early = {one.number for key in few for one in runs[key]}
