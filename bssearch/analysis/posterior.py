@@ -232,7 +232,7 @@ class _Gaussian:
         return cls(means, covariances, weights / weights.sum())
 
     def improved(self, sites: _Sites, runs: Runs, noise: _Noise) -> _Sites:
-        # Updates the sites of Student's t (as a scale mixture) and of missed runs (expectation propagation, Minka 2001).
+        # Updates sites of Student's t (as a scale mixture) and of missed runs (expectation propagation, Minka 2001).
         # A configuration's missed runs share a site, because many separate sites oscillate.
         by_noise = self.weights.sum(axis=(1, 2))
         level = np.einsum("nmk,nmki->i", self.weights, self.means)[:-1]

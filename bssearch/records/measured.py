@@ -46,7 +46,7 @@ class MemoryBasis(StrEnum):
     Attributes:
         DEVICE: Tensors on a GPU.
         RESIDENT: Growth of resident memory, by the kernel's high-water mark.
-        RESIDENT_SAMPLED: Growth of resident memory in samples, which miss short peaks.
+        RESIDENT_SAMPLED: Growth of resident memory by sampling, which misses short peaks.
     """
 
     DEVICE = "device"
