@@ -364,7 +364,7 @@ def seed_of(seed: int, position: int) -> int:
 
 @contextmanager
 def seeded(seed: int, position: int) -> Iterator[None]:
-    """Seed the host's global generators within the block."""
+    """Seed the host's global random generators within the block."""
     drawn = seed_of(seed, position)
     with random_state_kept():
         random.seed(drawn)
@@ -375,7 +375,7 @@ def seeded(seed: int, position: int) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept(*devices: torch.device) -> Iterator[None]:
-    """Restore the global generators of the host, and of CUDA devices, after the block."""
+    """Restore the random generators of the host, and of CUDA devices, after the block."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):

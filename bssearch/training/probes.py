@@ -1,4 +1,4 @@
-"""Isolated measurements: seconds of a step, its update and an evaluation; memory; gradient noise scale."""
+"""Isolated measurements: seconds of a step, its update and an evaluation; memory; the gradient noise scale."""
 
 import functools
 import math

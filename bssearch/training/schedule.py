@@ -30,8 +30,8 @@ def horizon_steps(horizon_samples: float, batch_size: int) -> int:
 class RateSchedule:
     """Linear warmup, then a constant rate or a decay until the trial ends at the horizon.
 
-    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1) of the peak rate. From step w to the horizon h, with u
-    = (s − w)/(h − w), ``linear`` uses 1 − u and ``cosine`` (1 + cos πu)/2 (Loshchilov & Hutter 2017).
+    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1) of the peak rate. From step w to the horizon h, let u
+    = (s − w)/(h − w). Then ``linear`` uses 1 − u, and ``cosine`` (1 + cos πu)/2 (Loshchilov & Hutter 2017).
     ``warmup_stable_decay`` uses 1 − √u (Hägele et al. 2024, arXiv 2405.18392), in which u rises from 0 to 1 over the
     last ``decay_share`` of the horizon. ``one_cycle`` is PyTorch's OneCycleLR with constant momentum (Smith & Topin
     2018, arXiv 1708.07120). Without warmup, ``one_cycle`` rises for 30 % of the horizon.

@@ -314,7 +314,7 @@ def residual_network(dropout: float, norm: str) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two normalised convolutions with a residual (He et al., arXiv 1512.03385, figure 2; option B shortcuts)."""
+    """Two normalised convolutions with a residual (He et al., arXiv 1512.03385, figure 2, option B)."""
 
     def __init__(self, channels_in: int, channels_out: int, *, stride: int, norm: str) -> None:
         super().__init__()

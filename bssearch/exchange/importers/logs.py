@@ -534,8 +534,8 @@ def _with_points(rows: list[tuple[int, list[str]]], place: str) -> list[tuple[in
     points = sorted(one for one in filter(_POINT.fullmatch, texts) if not _THOUSANDS.fullmatch(one))
     require(
         not commas or not points,
-        f"{place} has {commas[:1]} with a comma and {points[:1]} with a point; write all decimals with a point, and no "
-        "commas in numbers",
+        f"{place} has {''.join(commas[:1])} with a comma and {''.join(points[:1])} with a point; write all decimals "
+        "with a point, and no commas in numbers",
     )
     if not commas:
         return rows
