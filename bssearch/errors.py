@@ -126,7 +126,7 @@ class TargetNotReachedError(BSSearchError):
 
 
 class LaunchError(BSSearchError):
-    """A device, memory, a package or a process is missing or failed.
+    """A device, memory, a package or a process is missing or has failed.
 
     Example: ``except bssearch.LaunchError as error: print(error.hint)``
     """

@@ -87,7 +87,7 @@ def is_for_a_group(folder: Path) -> bool:
 def make_guarded_folder(path: Path) -> None:
     """Make a folder for this user or, if the parent folder is for a group, for the parent's group.
 
-    Raises `OSError` if the folder is for other users.
+    Raises `OSError` if the path is a link, or a folder for other users.
     """
     if not is_for_a_group(path.parent):
         make_private_folder(path)
@@ -123,7 +123,7 @@ def _make_for_a_group(path: Path) -> None:
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """Replace a file by a file for this user alone; follow no link."""
+    """Create a file for this user alone, replacing an existing file or link."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 

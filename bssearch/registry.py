@@ -77,7 +77,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "study": "bssearch.exchange.importers.imported_run:import_study",
         "optuna": "bssearch.exchange.importers.optuna_runs:import_optuna",
     },
-    "logs": {  # read by `import curves`; of a folder, the first one that knows a file in it
+    "logs": {  # `import curves` reads a folder as the first of these kinds that has a file in the folder
         "lightning": "bssearch.exchange.importers.logs:LIGHTNING",
         "trainer": "bssearch.exchange.importers.logs:TRAINER",
         "ray": "bssearch.exchange.importers.logs:RAY",
@@ -120,7 +120,7 @@ FAMILIES: Mapping[Kind, Mapping[str, str]] = {
 
 @cache
 def _installed(kind: Kind) -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # slow; `bssearch --help` does not need it
+    from importlib.metadata import entry_points  # a slow import, which `bssearch --help` does not need
 
     return {point.name: point for point in entry_points(group=f"bssearch.{kind}")}
 

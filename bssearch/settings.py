@@ -39,7 +39,7 @@ def database_url(given: str | None = None) -> str:
 
 
 def in_parent_folder(url: str) -> str:
-    """Return a hint if ``url`` is the default and a parent folder has a database of that name, else an empty text."""
+    """Return a hint if ``url`` is the default and a parent folder has the default database, else an empty text."""
     name = DEFAULT_DATABASE_URL.removeprefix("sqlite:///")
     files = (folder / name for folder in Path.cwd().parents if os.access(folder / name, os.R_OK))
     found = next(files, None) if url == DEFAULT_DATABASE_URL else None
@@ -69,7 +69,7 @@ def _url_from_file() -> str | None:
 
 
 def checkpoint_folder() -> Path:
-    """If ``BSSEARCH_CHECKPOINT_DIR`` is a URL, return a local folder for checkpoints on their way to the URL."""
+    """Return the local folder for checkpoints, even if ``BSSEARCH_CHECKPOINT_DIR`` is a URL."""
     if not (given := os.environ.get(CHECKPOINT_DIR_VARIABLE)):
         return cache_folder() / "checkpoints"
     return cache_folder() / "checkpoints-on-their-way" if is_url(given) else Path(given)

@@ -257,7 +257,7 @@ Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | Trial
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Encode a message as one line. Raises `ValueError` if a number is NaN or infinite."""
+    """Encode a message as one line. Raises `ValueError` if a number is not finite."""
     if isinstance(message, str):
         return f"{message}\n".encode()
     fields = json.dumps(

@@ -6,7 +6,7 @@ from bssearch.errors import LaunchError, require
 from bssearch.training.environment import device_name
 from bssearch.training.nvml import device_uuid, other_processes
 
-# CUDA memory outside the allocator: context and kernels take 0.5 GiB, workspaces the rest
+# CUDA memory outside the allocator: 0.5 GiB for context and kernels, 0.25 GiB for workspaces
 CONTEXT_BYTES = 768 * 2**20
 
 

@@ -43,7 +43,7 @@ class Gpus:
 
     @classmethod
     def found(cls, device: str, environment: Mapping[str, str], *, allow_busy: bool = False) -> Self | None:
-        """Return the GPUs of ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None if ``nvidia-smi`` lists no GPU."""
+        """Return the GPUs of ``device`` (``auto``, ``cuda`` or ``cuda:N``), or None if no such GPU is visible."""
         uuids = [] if device == "cpu" or shutil.which(SMI) is None else visible(_smi("-L"), environment.get(VISIBLE))
         if device.startswith("cuda:"):
             uuids = uuids[int(device.removeprefix("cuda:")) :][:1]
@@ -140,7 +140,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """Return the UUIDs of busy GPUs, with the id and name of another program's process per GPU."""
+    """Return one process of another program for each busy GPU, by UUID."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     own = psutil.Process()

@@ -99,12 +99,12 @@ class Death:
 
     @classmethod
     def since(cls, kernel_kills_before: int | None, return_code: int) -> Self:
-        """Return a local process's death, given `kernel_memory_kills` at the process's start."""
+        """Return a local process's death, given an earlier count of `kernel_memory_kills`."""
         kills = kernel_memory_kills()
         return cls(return_code, None if kernel_kills_before is None or kills is None else kills > kernel_kills_before)
 
     def judged(self, last_words: str | None = None, who: str = "the worker") -> tuple[TrialState, str]:
-        """Return the trial's state and reason. ``last_words`` comes from `words_of_no_memory`."""
+        """Return the trial's state and reason. ``last_words`` is a logged allocation failure."""
         if self.verdict is not None:
             return self.verdict
         reason = describe_exit(self.return_code, who)
@@ -132,7 +132,7 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
 
 
 def check_unchanged(what: str, before: str | None, now: str | None) -> None:
-    """Raise `WorkloadError` if a revision differs from ``before``, unless ``before`` is None."""
+    """Raise `WorkloadError` if the revision ``now`` differs from ``before``, unless ``before`` is None."""
     require(
         before in {None, now},
         f"{what} has changed since the run began ({before} → {now or 'no file'}), so earlier and later trials may "
@@ -169,7 +169,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Return a log's text after byte ``start``, without the middle beyond `_LOG_BYTES`."""
+    """Return a log's text after byte ``start``, shortened in the middle to about `_LOG_BYTES`."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)
@@ -307,7 +307,7 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
 class WorkerHandle(ABC):
     """A slot's worker, which takes commands and puts its replies into an `Inbox`.
 
-    The worker's output begins at byte ``log_start`` of ``log``. ``place`` names a remote machine and is otherwise
+    The worker's output begins at byte ``log_start`` of ``log``. ``place`` identifies a remote machine and is otherwise
     empty.
     """
 

@@ -89,7 +89,7 @@ class RankProcess:
         threading.Thread(target=self._listen, name=f"bssearch rank {rank}", daemon=True).start()
 
     def tell(self, order: Order) -> None:
-        """Send an order. A dead process loses the order."""
+        """Send an order, unless the process is dead."""
         with suppress(OSError):
             _send(self._line, order)
 
@@ -134,7 +134,7 @@ class RankProcesses:
 
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
-        """Open a context with ``size`` idle ranks. Restarts failed ranks."""
+        """Open a context with ``size`` idle ranks, and restart failed ranks."""
         if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:
@@ -191,7 +191,7 @@ class RankProcesses:
             with suppress(queue.Empty):
                 return process.answers.get(timeout=_TICK_SECONDS)
             on_progress()
-        raise LaunchError(f"rank {process.rank} has not answered for {LOAD_SECONDS:.0f} s")
+        raise LaunchError(f"rank {process.rank} has not answered for {LOAD_SECONDS:.0f} s; see the log of the slot")
 
     def _start(self, size: int, on_progress: Callable[[], None]) -> None:
         kind = self._computation.device.type

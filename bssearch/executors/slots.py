@@ -578,10 +578,10 @@ class SlotExecutor(ABC):
             self._events.append(event)
 
 
-# Automatic slots on a CPU, because more slots would share caches and memory bandwidth.
+# The most automatic slots on a CPU, because more slots would share caches and memory bandwidth.
 MOST_CPU_SLOTS = 4
 
-# Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
+# Memory of a CPU worker: 0.4 GiB for torch, 0.6 GiB for data and training.
 WORKER_BYTES = 2**30
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")

@@ -1,7 +1,7 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
 Commands arrive on stdin, and replies leave on stdout. Before user code runs, the worker copies both descriptors and
-sends stdout to stderr.
+redirects stdout to stderr.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Channel:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, or exit if the driver is gone. Thread-safe. Raises `ValueError` if a number is NaN."""
+        """Send a reply, or exit if the driver is gone. Thread-safe. Raises `ValueError` if a number is not finite."""
         line = memoryview(encode(reply))
         try:
             with self._lock:

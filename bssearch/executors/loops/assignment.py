@@ -26,7 +26,7 @@ Metrics = Mapping[str, Any]
 Evaluate = Callable[[], Metrics]
 
 HOW_TO_EVALUATE = (
-    "pass evaluate= to trial.batches(), or call trial.report(accuracy=...) after each step with trial.evaluation_due"
+    "pass evaluate= to trial.batches(), or call trial.report(accuracy=...) when trial.evaluation_due is true"
 )
 
 
@@ -122,7 +122,7 @@ class Line(Protocol):
     """A loop's connection to its search."""
 
     def send(self, reply: Reply) -> None:
-        """Send a reply. Raises `ValueError` if a number is NaN."""
+        """Send a reply. Raises `ValueError` if a number is not finite."""
 
     def progressed(self) -> None:
         """Record progress. A trial without progress counts as hung."""

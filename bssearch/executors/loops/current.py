@@ -111,7 +111,7 @@ class SocketLine:
 
 
 class Session:
-    """The work of this process for a search, at most one trial."""
+    """This process's one piece of work for a search."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -122,7 +122,7 @@ class Session:
     def take(
         self, given: dict[str, ParameterValue], ranks: LaunchedRanks | None = None
     ) -> TrialRun | Looked | LeaderWork:
-        """Make the assigned work, a `LeaderWork` if there are ``ranks``. Raises `UsageError` at a second call."""
+        """Return the assigned work, as a `LeaderWork` if there are ``ranks``. Raises `UsageError` at a second call."""
         require(
             self.work is None,
             "the script calls current_trial() twice: call current_trial() once, because a script trains one trial",

@@ -316,7 +316,7 @@ def _why_it_ended(trainer: Any) -> str:
     if any((one.time_remaining() or 0) <= 0 for one in trainer.callbacks if "Timer" in _kinds(one)):
         return "Trainer(max_time=...)"
     others = ", ".join(type(one).__name__ for one in trainer.callbacks if ENDS_BY_ITSELF & _kinds(one))
-    return f"trainer.should_stop = True{f', set by {others}' if others else ''}" if trainer.should_stop else "the fit"
+    return f"trainer.should_stop = True{others and f', set by {others}'}" if trainer.should_stop else "the fit ended"
 
 
 # learning rates in parameter groups of PyTorch's optimizers and schedules

@@ -105,7 +105,7 @@ class DescribedLoop(Looked):
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
-        # Refuse a schedule that the loop cannot follow before the search.
+        # Before the search, refuse a schedule that the loop cannot follow.
         self.stages = LoopStages(assign.configuration)
         self._metrics: dict[str, float] = {}
         self._steps = 0
@@ -331,7 +331,7 @@ class MeasuredNoise(Looked):
             self._end_if_known()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Start the measurement near the target, or at the limit of train seconds."""
+        """Start the measurement near the target, or at the time limit."""
         super().evaluated(step, metrics, loss)
         self._end_if_known()
         metric = number_of(metrics, self._request.target.metric)
@@ -352,7 +352,7 @@ class MeasuredNoise(Looked):
             step=step,
             metric=metric,
             noise=GradientNoise(),
-            reason=None if is_near else f"the limit of {limit:.4g} train seconds passed before the target was near",
+            reason=None if is_near else f"the limit of {limit:.4g} s passed before the target was near",
         )
 
     def _end_if_known(self) -> None:

@@ -33,11 +33,9 @@ T = TypeVar("T")
 
 READINGS_PER_MICRO_BATCH = 1000  # reads of ``should_stop`` before bssearch refuses a loop without steps
 
-MOST_SKIPPED = (
-    100  # batches in a row without an optimizer step, because a gradient scaler settles within about 20 batches
-)
+MOST_SKIPPED = 100  # batches in a row without an optimizer step; a gradient scaler settles within about 20 batches
 
-# Members for a user's loop, which `dir` lists. Others serve Trainers and the search.
+# Members for a user's loop, which `dir` lists. All other members serve Trainers and the search.
 PUBLIC = (
     *(
         "accumulation_steps",
@@ -222,7 +220,6 @@ class Trial:
         )
 
     def warn(self, sentence: str) -> None:
-        """Add a warning to the trial."""
         self._assignment.warned(sentence)
 
     @property
@@ -433,7 +430,7 @@ class Trial:
         return self._token_sampler
 
     def batch_tokens(self) -> float:
-        """Return the step's tokens of all ranks without padding, divided by the number of ranks.
+        """Return the step's number of tokens, without padding, divided by the number of ranks.
 
         DistributedDataParallel averages the ranks' gradients, and so undoes the division.
         """

@@ -18,7 +18,7 @@ WATCHED_STEPS = 3  # first steps to check, because an average that follows micro
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
-    """Return the modules that the objects' optimizers train, or all modules without an optimizer."""
+    """Return the outermost modules that the objects' optimizers train, or all modules if there is no optimizer."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
     if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]

@@ -45,7 +45,6 @@ NO_LINE = -1  # the line of ranks other than rank 0
 
 
 def main() -> None:
-    """Serve a worker, or run the script once."""
     parser = argparse.ArgumentParser(description="Runs a training script. Only bssearch starts this program.")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")

@@ -106,9 +106,7 @@ class NoiseNearTarget:
 
 WARM_UP_STEPS = 3  # number of first steps, whose excess time over later steps is not training time
 
-TIMED_STEPS = (
-    WARM_UP_STEPS + 20
-)  # number of single steps to time for the first steps' excess, because each step synchronises a GPU
+TIMED_STEPS = WARM_UP_STEPS + 20  # the most steps to time one by one, because each timed step synchronises a GPU
 
 RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 
@@ -128,9 +126,7 @@ def other_devices(assign: Assign) -> list[torch.device]:
 
 
 class HostClock(Clock):
-    """The clock of the host."""
-
-    # CUDA events would miss the user's other streams.
+    """The host's clock; CUDA events would miss the user's other streams."""
 
     def __init__(
         self,
@@ -351,7 +347,7 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Measure the noise of a loop that trains at one batch size."""
+        """Measure the gradient noise of a loop that trains at one batch size."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
         if trained and not self.configuration.grows:
             self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, self._aside)

@@ -309,9 +309,8 @@ def revision_of(program: Program, folder: Path) -> str:
     """Return 12 hex digits of the SHA-256 of a command, its report format and its files."""
     parts = ["\0".join(program.command), repr(sorted(program.report.items()))]
     for path in files_of(program.command, folder).values():
-        if path.resolve().is_relative_to(
-            folder.resolve()
-        ):  # because other files are interpreters, which differ by machine
+        # Files outside the folder are interpreters, which differ by machine.
+        if path.resolve().is_relative_to(folder.resolve()):
             parts.append(digest_of(path))
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:12]
 
@@ -341,9 +340,7 @@ MEMORY_STEPS = 3  # steps after which a micro-batch size fits, as in bssearch's 
 
 UNREAD_LINES = 20  # lines without a match, after which ``report`` does not fit the log
 
-UNREAD_SHARE = (
-    0.1  # share of ``hang_seconds`` before `UNREAD_LINES` counts, because output before training takes less time
-)
+UNREAD_SHARE = 0.1  # share of ``hang_seconds`` before `UNREAD_LINES` counts; output before training takes less time
 
 MOST_METRICS = 100
 

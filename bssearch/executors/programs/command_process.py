@@ -210,7 +210,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 @dataclass(slots=True)
 class SilenceLimit:
-    """The longest silence in ``seconds`` since the ``last`` reply."""
+    """The longest allowed silence, in ``seconds``, since the ``last`` reply."""
 
     seconds: float
     last: float

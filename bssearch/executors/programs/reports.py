@@ -188,7 +188,9 @@ class ReportReader:
             value = _number(one, is_whole=name == STEP)
             if value is None and name in self._numbers:
                 shown = _shown(json.dumps(one), quoted=False)
-                raise UsageError(f"a JSON line of the command has {name} = {shown}, not a number{_remedy(one)}")
+                raise UsageError(
+                    f"a JSON line of the command has {name} = {shown}, not a number{_remedy(one) or '; print a number'}"
+                )
             if value is not None and (name in self._numbers or (len(name) <= LONGEST_NAME and name.isprintable())):
                 found[name] = value
         return found

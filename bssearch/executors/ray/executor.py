@@ -278,7 +278,7 @@ def _imported() -> Any:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    # Ray's processes inherit the environment, and clusters show command lines. Both may hold secrets.
+    # Ray's processes inherit the environment, and clusters show command lines, both of which may hold secrets.
     secrets = {name: value for name, value in os.environ.items() if is_secret(name, value)}
     for name in secrets:
         del os.environ[name]
@@ -418,8 +418,8 @@ class RayExecutor(SlotExecutor):
     """An `Executor` on a Ray cluster.
 
     Each slot is an actor with ``threads`` CPUs and a GPU. On a CPU cluster or with device ``cpu``, actors have no GPU.
-    A trial is lost with its actor. The executor drops a slot if no node has room. Workload, data and checkpoints need
-    the same paths on all nodes.
+    A trial is lost with its actor. The executor drops a slot if no node has room. The workload, data and checkpoints
+    need the same paths on all nodes.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -446,7 +446,7 @@ class RayExecutor(SlotExecutor):
         """Start a trial in a free slot.
 
         If no node replaces a lost node, the trial is lost, and the executor drops the slot. Raises `LaunchError` if the
-        slot is the last.
+        slot is the last or never had a node.
         """
         try:
             self._again(partial(super().submit, request))
