@@ -30,7 +30,7 @@ class Option:
     shown_default: str | None = None
     flag: str | None = None  # the command-line name, if different
     label: str | None = None  # the name in a form, if different
-    unit: str = ""  # of a number
+    unit: str = ""  # the unit of a number
     choices: Sequence[str] = ()
     variable: str | None = None  # the environment variable that holds the default
 

@@ -149,22 +149,22 @@ class InlineExecutor:
     def _load(self) -> LoadedWorkload:
         require(
             not self._broken,
-            "the device failed in an earlier trial and takes no more work from this process",
+            "the device failed in an earlier trial, so this process can no longer use the device",
             hint="start a new process, and run again to resume",
             error=LaunchError,
         )
         if self._loaded is None:
             import torch
-            import torch._dynamo  # or else the first optimizer imports it, after the freeze below
+            import torch._dynamo  # or else the first optimizer imports torch._dynamo after the freeze below
 
             from bssearch.executors.loaded import LoadedWorkload
 
             require(
                 self._settings.memory_limit_bytes is None
                 or (self._settings.device != "cpu" and torch.cuda.is_available()),
-                "memory_limit_gib must be unset with the executor inline on the CPU, because the limit would apply to "
-                "the whole run",
-                hint="set executor.name: local, or remove memory_limit_gib",
+                "executor.memory_limit_gib must be unset with the executor inline on the CPU, because the limit would "
+                "apply to the whole run",
+                hint="set executor.name: local, or remove executor.memory_limit_gib",
                 error=LaunchError,
             )
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())

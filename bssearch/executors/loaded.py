@@ -64,7 +64,8 @@ class LoadedWorkload:
             else made(name, settings.given, settings.workload_settings)
         )
         if self._computation.compiles or hasattr(self._workload, "build_optimizer"):
-            importlib.import_module("torch._dynamo")  # or else the first step imports it, after the collector's freeze
+            # Otherwise the first step imports torch._dynamo after the collector's freeze.
+            importlib.import_module("torch._dynamo")
         check_libraries(self._workload, settings.optimizers)
         self.revision = workload_revision(self._workload)
         check_unchanged(f"the file of workload {name!r}", load.revision, self.revision)

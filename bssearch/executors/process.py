@@ -252,7 +252,7 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for PyTorch's allocator, empty on MIG slices or if the user set such a variable."""
+    """Return variables for PyTorch's allocator, unless the process uses a MIG slice or the user set such a variable."""
     # expandable segments ask NVML, which refuses MIG slices (pytorch#197312)
     is_slice = "MIG-" in given.get("CUDA_VISIBLE_DEVICES", "")
     return {} if is_slice or any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)

@@ -290,7 +290,6 @@ def _is_of_peer(error: BaseException) -> bool:
 
 
 def main() -> None:
-    """Tie this process to its worker, then serve the worker."""
     parser = argparse.ArgumentParser(description="A rank of a bssearch worker. Only the worker starts this program.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
     parser.add_argument("--line", type=int, required=True, help="descriptor of the connection to the worker")

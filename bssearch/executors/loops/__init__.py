@@ -1,1 +1,1 @@
-"""Trials of a user's loop: script, function or notebook."""
+"""Trials of a user's loop in a script, function or notebook."""

@@ -164,7 +164,10 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Warn once if the learning rate ignores the stage. Raises `UsageError` if the loop has not read the sizes."""
+        """Warn once if the optimizers lack the stage's learning rate.
+
+        Raises `UsageError` if the loop has not read the stage's sizes.
+        """
         before, self._before = self._before, None
         if before is None:
             return

@@ -134,7 +134,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._steers:
             require(
                 trainer.enable_validation,
-                "the Trainer cannot validate: no validation loader, no validation_step, or "
+                "the Trainer cannot validate: there is no validation loader or validation_step, or "
                 f"limit_val_batches = {trainer.limit_val_batches}",
                 hint="call trainer.fit(module, train_loader, validation_loader)",
             )

@@ -18,7 +18,7 @@ FEWER_SAMPLES = "lower space.batch_size.high in the spec, or use more training d
 class SeededSampler(Sampler[int]):
     """Yields a new permutation of the samples per epoch, without the last incomplete batch.
 
-    The sampler starts after ``after_steps`` steps. A rank draws ``share`` consecutive samples of each micro-batch, so
+    The sampler starts after ``after_steps`` steps. A rank draws ``share`` of every ``share`` × ``ranks`` samples, so
     that batches do not depend on the number of ranks.
     """
 

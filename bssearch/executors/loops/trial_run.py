@@ -238,7 +238,7 @@ def _excess(steps: list[float]) -> float:
 
 @dataclass(slots=True)
 class DataPass:
-    """The current pass over the data: its initial random state and completed micro-batches.
+    """The current pass over the data: its initial random state and number of completed micro-batches.
 
     ``own`` holds the loader's random generators. Between two passes, a trial restores only these generators.
     """
@@ -409,7 +409,7 @@ class TrialRun(Assignment):
         self._pass.begin({})
 
     def is_due(self, step: int) -> bool:
-        """True if the loop has not yet made a due evaluation."""
+        """True if the loop must still make a due evaluation."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_made = last is not None and last.step == step

@@ -214,7 +214,8 @@ class ReportedTrial:
         )
         require(
             report.seconds is None or report.seconds >= self._seconds,
-            f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g}: seconds must never fall",
+            f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g} seconds: seconds must never "
+            "fall",
         )
         self._still = self._still + 1 if report.seconds is not None and report.seconds == self._seconds else 0
         self._moved = self._moved if self._still else now
@@ -282,7 +283,7 @@ class ReportedTrial:
             return self._samples + (report.step - self._counted) * self._plan.configuration.batch_size
         require(
             self._samples <= samples <= LARGEST_STEP and samples == int(samples),
-            f"the command reports {samples:g} samples at step {report.step}, after {self._samples}: samples "
+            f"the command reports {samples:g} samples at step {report.step}, after {self._samples} samples: samples "
             "must be whole numbers and never fall",
         )
         return int(samples)

@@ -626,7 +626,7 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
     most = int(max((node.cpus for node in nodes), default=0))
     require(
         settings.threads <= most,
-        f"executor.threads = {settings.threads} must be <= {most}, the CPUs of the largest node of the Ray cluster",
+        f"executor.threads = {settings.threads} must be <= {most}, the CPU count of the Ray cluster's largest node",
         hint="lower executor.threads, or add a node with more CPUs",
     )
     room = sum(node.slots(settings.threads, gpus) for node in nodes)
