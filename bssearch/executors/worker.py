@@ -226,7 +226,6 @@ def _workload_class() -> type[LoadedWorkload]:
 
 
 def main() -> None:
-    """Tie this process to its driver, then serve the driver."""
     parser = argparse.ArgumentParser(description="The worker of one bssearch slot. Only bssearch starts this program.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     parser.add_argument("--lifeline", type=int, required=True, help="descriptor that closes with the driver")
