@@ -163,6 +163,7 @@ class Configuration:
 
     @property
     def key(self) -> str:
+        """The digest that identifies the configuration."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return hashlib.sha256(_json({**values, "parameters": dict(self.parameters)}).encode()).hexdigest()[:12]
 
