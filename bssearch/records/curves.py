@@ -25,7 +25,7 @@ class Progress:
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
-        """Add an evaluation; a NaN gain does not change the best gain."""
+        """Add an evaluation; NaN does not change the best gain."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
 

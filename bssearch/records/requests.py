@@ -247,7 +247,7 @@ class TrialRecord(Planned):
 
     @property
     def is_imported(self) -> bool:
-        """True if the trial was imported: start and end are equal."""
+        """True for an imported trial: start and end are equal."""
         return self.ended_at is not None and self.created_at == self.ended_at
 
     @property
@@ -301,7 +301,7 @@ def train_seconds_of(trials: Iterable[TrialRecord]) -> float:
 def trainings_of(trials: Iterable[TrialRecord], seconds: float) -> float:
     """Return the train seconds of all trials divided by the ``seconds`` of one training.
 
-    Train seconds exclude waits for a CPU if the waits are known.
+    Known waits for a CPU do not count.
     """
     outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
     return math.fsum(one.undelayed_train_seconds or one.train_seconds for one in outcomes) / seconds

@@ -105,7 +105,7 @@ class FittedStepTime:
 
 @dataclass(frozen=True, slots=True)
 class PooledStepTime(Generic[Key]):
-    """The seconds per step of one kind of configuration, with the standard error of their logarithm.
+    """The step time of one kind of configuration, with the standard error of its logarithm.
 
     Attributes:
         common: Error of the reference pace, which cancels in ratios.

@@ -254,7 +254,7 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
 def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
     if whole.contended or split.contended:
         sizes = " and ".join(str(one.micro_batch_size) for one in (whole, split) if one.contended)
-        why = f"other work used the device while step times of micro-batch {sizes} were measured{again}"
+        why = f"other work disturbed the step times of micro-batch {sizes}{again}"
         return _not_run(Rule.ACCUMULATION, whole.batch_size, why)
     assert whole.step_seconds is not None and split.step_seconds is not None, "the step times are known"
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)
