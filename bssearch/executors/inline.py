@@ -113,7 +113,7 @@ class InlineExecutor:
     def submit(self, request: TrialRequest) -> None:
         if self._trial is not None:
             raise ValueError(
-                f"no slot is free for trial {request.number}: trial {self._trial.request.number} runs; wait for its end"
+                f"no slot is free for trial {request.number}: wait until trial {self._trial.request.number} ends"
             )
         from bssearch.executors.devices import uuid_of
 

@@ -202,7 +202,7 @@ class TimedLoop(Looked):
         self._clock.train()
 
     def is_due(self, step: int) -> bool:
-        """True at step 0, after the warm-up, and then at a trial's evaluation interval."""
+        """True at step 0, after the warm-up, and then at least as often as in a trial."""
         later = step - WARM_UP_STEPS
         return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
 
