@@ -153,7 +153,7 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """The best configuration's trial with the least objective value."""
+    """The best configuration's trial with the best objective value."""
 
     trial: int
     parameters: Parameters

@@ -168,7 +168,7 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
     """Return the Kaplan–Meier estimate over repeats under the same limit, or None if the estimate is not valid.
 
     Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None.
-    Runs without a hit or without a miss also give None.
+    The result is also None if all runs or no run reached the target.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:

@@ -414,7 +414,7 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
         f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
-        f"{share if highest <= LARGEST_SHARE else 'the runs are too few for a bound'}",
+        f"{share if highest <= LARGEST_SHARE else 'too few runs to bound this share'}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 

@@ -22,8 +22,8 @@ class DeviceCell:
     """A batch size on a number of devices.
 
     Attributes:
-        predicted: Seconds with the probe's step time.
-        seconds: Seconds with the step time of the ``runs``; without runs, ``predicted``.
+        predicted: Seconds to the target: steps × the probe's step time.
+        seconds: Seconds to the target: steps × the step time of the ``runs``; without runs, ``predicted``.
         steps_parts: Errors of log steps, for `half_width`.
         step_parts: Errors of the log step time, for `half_width`.
     """

@@ -107,7 +107,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_incomplete",
             lacks_runs and not late,
-            f"confirmation is incomplete ({made} of {wanted} runs per configuration); add runs with `{confirm}`",
+            f"a configuration has only {made} of {wanted} confirmation runs; add runs with `{confirm}`",
         ),
         (
             "confirmation_missed",

@@ -177,7 +177,7 @@ class Lines(Listener):
         runs = f"{history.spent} of {history.spec.budget.trials} search trials"
         if not self._is_searching:
             fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
-            runs = f"{history.spent} search trials, {plural(fresh, 'confirmation run')}"
+            runs = f"{plural(history.spent, 'search trial')}, {plural(fresh, 'confirmation run')}"
         elapsed, left = self._clock() - self._began, seconds_left(history)
         time = f"{in_hours(elapsed)} of about {in_hours(elapsed + left)}"
         best = "no trial has reached the target yet" if history.incumbent is None else so_far(history)

@@ -248,7 +248,7 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
             found = {name: value for name, value in found.items() if name not in own}
     whole = read(ScaleRequest, {**asked.model_dump(), **found, "study": None, "step_times": None})
     unknown = "is unknown" if asked.study is None else f"is unknown in study {asked.study!r}"
-    require(whole.beta_s, f"the step time {unknown}; give alpha_s and beta_s, step_times, or a study")
+    require(whole.beta_s, f"the step time {unknown}; give alpha_s and beta_s, step_times, or a study with step times")
     require(whole.b_crit, f"the critical batch size {unknown}; give b_crit, or a study with a fitted law")
     return plan_devices(whole)
 

@@ -257,7 +257,7 @@ PROXY = "1.5 to 8 times off the critical batch size"
 def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
-        known = "the noise hides the gradient" if low is None else f"the scale is above {low:.3g} samples"
+        known = f"the scale is above {low:.3g} samples" if low else "the noise hides the gradient"
         yield Notice(
             code="noise_not_measured",
             message=f"bssearch could not measure the gradient noise scale: {known}; raise --seconds",

@@ -212,8 +212,8 @@ CLAIMS = {
     ),
     "sqrt_rule": Claim(
         "Adam's learning rate grows ∝ √batch",
-        "true with 1 − β ∝ batch and ε ∝ 1/√batch, if κ(1 − β) < 1 (κ = batch ratio); with constant β₂ half-life, "
-        "κ = 512 needs twice the rate",
+        "true if 1 − β ∝ batch, ε ∝ 1/√batch and κ(1 − β) < 1 (κ = batch ratio); at constant β₂ half-life, the best "
+        "rate only doubles at κ = 512",
         "Malladi et al. 2022, arXiv 2205.10287; Marek et al. 2025, arXiv 2507.07101",
     ),
     "weight_decay_rule": Claim(

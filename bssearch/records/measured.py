@@ -166,10 +166,12 @@ class TrialOutcome:
         sentences = (" ".join(storable(one).split()) for one in self.warnings)
         object.__setattr__(self, "warnings", tuple(filter(None, sentences)))
         names = self.further_test_metrics or {}
-        if len(names) > MOST_TEST_METRICS or any(len(name) > LONGEST_NAME for name in names):
+        if len(names) > MOST_TEST_METRICS:
+            raise ValueError(f"the trial has {len(names):,} test metrics; return at most {MOST_TEST_METRICS:,}")
+        if (longest := max(names, key=len, default="")) and len(longest) > LONGEST_NAME:
             raise ValueError(
-                f"the trial has {len(names):,} test metrics; return at most {MOST_TEST_METRICS:,} metrics, with names "
-                f"of at most {LONGEST_NAME:,} characters"
+                f"the test metric {longest[:40]}… has {len(longest):,} characters; shorten the name to at most "
+                f"{LONGEST_NAME:,}"
             )
 
 

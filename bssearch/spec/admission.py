@@ -129,7 +129,7 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
     required = {**(optimizer.options if optimizer else {}), "schedule": space.schedule.names, **space.own_domains}
     numbers = (*OPTIONAL, "horizon_samples", "decay_share")
     if missing := [name for name in required if name not in configuration.parameters]:
-        return f"the parameter {missing[0]!r} is missing"
+        return f"the parameter {missing[0]!r}, which the spec requires, is missing"
     for name, value in configuration.parameters.items():
         if name not in required and name not in numbers:
             return f"unknown parameter {name!r}; the spec has {', '.join(sorted({*required, *numbers}))}"

@@ -233,8 +233,8 @@ class SamplerSpec(StrictModel):
 class PrunerSpec(StrictModel):
     """The pruner of trials; see `bssearch guide searching`.
 
-    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target, unless uncapped. By default,
-    ``slack`` follows the seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of disk.
+    Unless ``none``, a trial ends at ``slack`` × the fastest time, except evidence trials and your own trials. By
+    default, ``slack`` follows the seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of disk.
     """
 
     name: PrunerName = "balanced"

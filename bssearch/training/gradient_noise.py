@@ -365,7 +365,7 @@ class NoiseGrowth:
 
 
 def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | RankNoise | None:
-    """Return the trial's noise meter; None if the settings or the workload rule out the measurement."""
+    """Return the trial's noise meter; None for a branch, or if settings or workload rule out the measurement."""
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
     if trainer.computation.ranks is not None:

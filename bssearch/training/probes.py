@@ -388,7 +388,7 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         raise LaunchError(
             f"out of memory, batch size {configuration.batch_size} in micro-batches of "
             f"{configuration.micro_batch_size}: {error}",
-            hint="find the largest micro-batch that fits with `bssearch probe memory`",
+            hint="run `bssearch probe memory` to find the largest micro-batch that fits",
         ) from error
 
 

@@ -237,7 +237,7 @@ def stratified_order(labels: np.ndarray) -> np.ndarray:
 
 
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return ``count`` evenly spaced rows; from `stratified_order`, each label keeps its share."""
+    """Return ``count`` evenly spaced rows; if ``rows`` are sorted by label, the labels keep their shares."""
     return rows[np.arange(count) * len(rows) // count]
 
 

@@ -270,9 +270,10 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
     times = float(np.exp(np.median(progress) - levels.progress[-1]))
     if times > FARTHEST:
         nearer = measured.gain(float(np.median(approach.gains_at(levels.progress[-1] + math.log(FARTHEST / 2), rng))))
-        needs = f"would take {times:.2g} × the samples" if math.isfinite(times) else "is out of reach"
+        needs = f"would take {times:.2g} × as many samples" if math.isfinite(times) else "is out of reach"
         raise UsageError(
-            f"by the curves, {measured.metric} {value:g} {needs}; predictions end at {FARTHEST:g} × the samples",
+            f"by the curves, {measured.metric} {value:g} {needs}; predictions end at {FARTHEST:g} × the measured "
+            "samples",
             hint=f"first run a new study with an easier target, such as {nearer:.4g}",
         )
     return _predicted(levels, measured, progress, Interval(value=value, low=None, high=None), rng)

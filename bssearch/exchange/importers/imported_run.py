@@ -425,9 +425,9 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
     found = _whole_split(batch, micro, parts)
     require(
         found[MICRO] * found[ACCUMULATION] * found[WORLD] == batch and parts.get(BATCH, batch) in (batch, micro),
-        f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
-        f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
-        hint=f"remove the wrong value; {STEP_BATCH} is the batch per step",
+        f"{one.in_words(STEP_BATCH, BATCH, MICRO, ACCUMULATION, WORLD)} do not fit: the batch per step must be "
+        f"{' × '.join([MICRO, ACCUMULATION, WORLD])} ({one.origin})",
+        hint="correct or remove the wrong value",
     )
     return found
 

@@ -186,7 +186,7 @@ def import_optuna(
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "End of duration or user_attr:NAME: at the target, or at the end of the trial.",
+            "Whether duration and user_attr:NAME end at the target or with the trial.",
             shown_default="end, unless NAME contains 'target'",
         ),
     ] = None,
@@ -375,9 +375,9 @@ class _Reader:
         ended = [trial for trial in ended if trial.number not in violating]
         require(
             ended,
-            f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial without a "
-            "violated constraint",
-            hint="import the study again after trials end",
+            f"no runs: {self.place} has {plural(len(trials), 'trial')}; the import needs a COMPLETE or PRUNED trial "
+            "that meets all constraints",
+            hint="run more trials, then import the study again",
         )
         ended, runs, notes = self._readable(ended)
         if violating:

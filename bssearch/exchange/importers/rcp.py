@@ -1,4 +1,4 @@
-"""``import rcp``: MLPerf's reference convergence points, the samples to the target at each batch size.
+"""``import rcp``: MLPerf's reference convergence points, runs' epochs or samples to the target, by batch size.
 
 https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``.
 """
@@ -61,7 +61,7 @@ def import_rcp(
 ) -> Studies:
     """Make a study from MLPerf's reference convergence points.
 
-    Each point holds the samples to the target at one batch size.
+    Each point lists the epochs or samples to the target of runs at one batch size.
     """
     from bssearch.exchange.importers.imported_studies import (
         make_studies,  # SQLAlchemy, which `import --help` does without

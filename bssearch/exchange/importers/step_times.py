@@ -48,7 +48,7 @@ def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
     seconds = number(str(row["step_seconds"]))
     require(
         SHORTEST_S <= seconds <= LONGEST_S,
-        f"{place}: step_seconds = {shortened(row['step_seconds'], LONGEST)} must be a finite number of seconds > 0, "
+        f"{place}: step_seconds = {shortened(row['step_seconds'], LONGEST)} must be a number of seconds "
         f"from {SHORTEST_S:g} to {LONGEST_S:g}",
     )
     return ProbeRecord(

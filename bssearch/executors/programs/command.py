@@ -528,8 +528,8 @@ class LoadedCommand(LoadedProgram):
                 if not has_reported and self._is_unread(process):
                     raise WorkloadError(
                         f"the command makes no report{self._hint_of_reports(process)}",
-                        hint="if output before training takes long, raise executor.hang_seconds to ten times its "
-                        "duration",
+                        hint="if setup takes long, raise executor.hang_seconds to ten times the seconds before the "
+                        "first report",
                     )
                 if time.monotonic() - last > self._hang_seconds:
                     raise WorkloadError(
