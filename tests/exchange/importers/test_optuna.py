@@ -164,7 +164,7 @@ def test_a_trial_that_violates_a_constraint_is_left_out(write: Write) -> None:
     assert [one.configuration.batch_size for one in made.studies[0].trials] == [32, 256, 512]
     assert any("skipped 3 trials with a violated constraint (first: 0)" in note for note in made.notes)
     write(constrained(16, constraints=[2.0]), name="none")
-    refuse(UsageError, file, "none", said="without a violated constraint", target=0.9, seconds="duration")
+    refuse(UsageError, file, "none", said="that meets all constraints", target=0.9, seconds="duration")
 
 
 def test_accumulation_and_devices_are_parts_of_the_batch_also_under_other_names(write: Write) -> None:
