@@ -265,9 +265,9 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Return the next schedule trial, enqueued trials first.
+    """Return the next schedule trial; enqueued trials and retries come first.
 
-    Returns None if the budget is spent, no new schedule is left, or no batch size is tuned.
+    Returns None if the budget or the attempts are spent, no new schedule is left, or no batch size is tuned.
     """
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
@@ -345,7 +345,7 @@ def _plan(
 
 
 def next_run(history: History, runs: int) -> TrialPlan | None:
-    """Return the next run to the full limit; each finalist gets ``runs`` runs with confirmation seeds."""
+    """Return the next run to the full limit, if any; each finalist gets ``runs`` runs with confirmation seeds."""
     limit = history.spec.budget.trial_train_seconds
     made = CompletedRuns(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
     return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)

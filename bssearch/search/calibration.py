@@ -117,7 +117,7 @@ def measure_step_times(
     compared: Collection[int] | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Measure and store the `missing_step_times`, after a second test of sizes that ran out of memory once.
+    """Measure and store the `missing_step_times`, after a second test of micro-batches that ran out of memory once.
 
     Later visits use all devices of a node if the devices are equally fast. Trials skip a batch size at which the user's
     code fails. ``check`` runs before each measurement and write, and may raise.

@@ -31,6 +31,7 @@ from bssearch.records import (
     step_seconds_of,
     train_seconds_of,
 )
+from bssearch.records.text import plural
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import is_alike
@@ -66,7 +67,7 @@ def repeat(
 
 
 def finalists(history: History) -> list[Configuration]:
-    """The configurations to confirm, in current micro-batches.
+    """The configurations to confirm, in current micro-batches; empty before a success.
 
     Each of the ``confirm.top`` best batch sizes has up to two finalists. The first finalist is the size's best
     configuration. The second finalist is a copy of the overall best or else the second best. Further finalists are the
@@ -97,7 +98,7 @@ def finalists(history: History) -> list[Configuration]:
 
 def compared_sizes(history: History) -> frozenset[int]:
     """The batch sizes of finalists and started runs, except sizes that are `FAR_BEHIND` the incumbent."""
-    # at twice the winner's time, a first visit's error of about 10 % changes no decision
+    # at twice the incumbent's time, a first visit's error of about 10 % changes no decision
     chosen = [*finalists(history), *(trial.configuration for trial in history.of_phase(Phase.CONFIRM))]
 
     def is_near(size: int) -> bool:
@@ -149,7 +150,8 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
 
     Configurations with runs stay finalists. With ``spares``, `beaten` configurations and `plain_misses` get no more
     runs. The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all
-    runs of the batch size in smaller micro-batches.
+    runs of the batch size in smaller micro-batches. Then follow untried neighbours of a confirmed optimum, and further
+    runs of contenders.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
     refused, missed = _refused(history, trials), _missed(history, trials)
@@ -206,7 +208,9 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
     now = _plain_misses(history, runs)
     before = _missed(history, [one for one in runs if one.number != trial.number])
-    return f"{plainly_missed(now[0])}; no more confirmation runs" if now and not before else None
+    if before or not now:
+        return None
+    return f"{plainly_missed(now[0])}; this configuration gets no more confirmation runs"
 
 
 def interleaved(
@@ -259,7 +263,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Return a message that the recommendation is final or provisional; None without a verdict."""
+    """Return a message that the recommendation is final or provisional, or `in_vain`'s message; None if unknown."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)
@@ -270,7 +274,7 @@ def ending(history: History) -> str | None:
     sure = f"within 5 % of the best with a probability of {math.floor(100 * known.share)} %"
     if is_final(history, trials, known) or (known.are_sure and not known.contenders()):
         count = sum(trial.state.has_result for trial in in_force(history, trials))
-        return f"final after {count} confirmation runs: batch {known.recommended} is {sure}"
+        return f"final after {plural(count, 'confirmation run')}: batch {known.recommended} is {sure}"
     text = f"provisional after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
     rivals = " or ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
     return f"{text}; batch {rivals} may be better" if rivals else text
@@ -336,12 +340,12 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs)
     if confirm.train_seconds is not None and _is_spent(history, trials):
         return f"confirm.train_seconds = {confirm.train_seconds:g}"
     if not known.are_sure and not known.runs_help:
-        return f"{len(in_force(history, trials))} runs, because more runs would hardly help"
+        return f"{plural(len(in_force(history, trials)), 'run')}, because more runs would hardly help"
     return f"confirm.max_runs = {confirm.max_runs} per batch size"
 
 
 class CompletedRuns:
-    """Completed runs at timed batch sizes, by configuration and seed.
+    """Started runs at timed batch sizes, by configuration and seed.
 
     ``begun``: all configurations with a run, by key.
     """

@@ -92,7 +92,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM; outside the main thread, signals have no effect.
+    """Counts SIGINT and SIGTERM; outside the main thread, signals do not count.
 
     The second signal calls ``on_second`` and raises KeyboardInterrupt. The first signal raises KeyboardInterrupt if
     ``at_once()`` is true.

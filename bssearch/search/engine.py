@@ -60,8 +60,8 @@ class Planner:
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
         """Return the next search trial or None, and the reason if the search ends.
 
-        The order is: enqueued, lost, paused, default and evidence trials, then the sampler's proposal. Enqueued, lost
-        uncapped and promising paused trials run even beyond the budget of trials.
+        The order is: enqueued, retried, paused, default and evidence trials, then the sampler's proposal. Enqueued,
+        retried uncapped and promising paused trials run even beyond the budget of trials.
         """
         history, ending = self._history, self._spent()
         if asked_for := self.asked_for():
@@ -141,7 +141,7 @@ class Planner:
             )
         if self._history.spent < budget.trials:
             return None
-        return f"the budget of {budget.trials} trials is spent; raise budget.trials to continue"
+        return f"the budget of {plural(budget.trials, 'trial')} is spent; raise budget.trials to continue"
 
     def _next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         return None if self._history.time_share >= 1 else self._pruning.next_waiting(fresh=fresh)
@@ -524,7 +524,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the readable checkpoints and their ``size`` in bytes.
+        """Set the readable checkpoints and the ``size`` of all checkpoints in bytes.
 
         Above the disk limit, end the least promising paused trial.
         """
@@ -636,10 +636,13 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f" with best {target.metric} {best:.4g}"
-    advice = "" if history.incumbent is not None else "; find a reachable target with `bssearch check --suggest-target`"
+    suggest = "; find a reachable target with `bssearch check SPEC --suggest-target`"
+    advice = "" if history.incumbent is not None else suggest
     seconds, limit = outcome.undelayed_train_seconds or outcome.train_seconds, spec.budget.trial_train_seconds
-    return (
+    missed = (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.in_words} in trial "
-        f"{trial.number}{came} after {seconds:.3g} train seconds; the limit of {limit:g} s ends a "
-        f"trial at the next step or report{advice}"
+        f"{trial.number}{came} after {seconds:.3g} train seconds"
     )
+    if trial.state is TrialState.DIVERGED:
+        return f"{missed}: {outcome.reason}; change default.learning_rate or the model"
+    return f"{missed}; the limit of {limit:g} s ends a trial at the next step or report{advice}"

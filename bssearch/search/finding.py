@@ -107,7 +107,7 @@ def stored_quick(store: Store, name: str) -> QuickAnswer | None:
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """Return the quick answer as the search's prior; None unless trials race."""
+    """Return the quick answer as the search's prior; None if missing, or unless trials race."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
@@ -143,7 +143,7 @@ def _current(store: Store, name: str) -> Answer | None:
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer from ``trials``, by default the stored trials; raise the errors of `build_answer`."""
+    """Compute the answer, at ``target`` if given, from ``trials`` or stored trials; raise `build_answer`'s errors."""
     study = store.studies.get(name)
     spec = spec_of(study)
     trials = store.trials.of(name) if trials is None else trials

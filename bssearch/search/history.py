@@ -97,7 +97,6 @@ class History:
     """A study's trials, including running trials, and step times.
 
     Attributes:
-        probes: Step times by batch size, in current micro-batches.
         curves: Best gains so far, by search trial.
         now: Time of the last decision, in seconds since 1970.
         all_trials, trials: Views of all trials and of the search trials.
@@ -172,7 +171,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """The step times by batch size; a new value updates all trials."""
+        """The step times by batch size, in current micro-batches; a new value updates all trials."""
         return self._probes
 
     @probes.setter
@@ -289,7 +288,7 @@ class History:
         return sorted(found, key=lambda trial: trial.number)
 
     def tried(self, configuration: Configuration) -> bool:
-        """True if the configuration has a trial that is not lost, cancelled or out of memory."""
+        """True if the configuration has a search trial that is not lost, cancelled or out of memory."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
@@ -322,7 +321,7 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Return a lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once.
 
-        Cancelled trials count only if ``uncapped``.
+        With ``uncapped``, only uncapped trials count, cancelled trials included; otherwise only other trials count.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

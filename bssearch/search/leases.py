@@ -156,7 +156,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """True unless a driver is dead; None if unknown and without a renewal for `LEASE_SECONDS`."""
+        """True unless a driver is dead or silent for `GONE_AFTER` seconds; None if unknown after `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:
@@ -179,7 +179,7 @@ class Leases:
         return found
 
     def check(self, name: str) -> None:
-        """Raise `ClaimLostError` if another driver took a claim."""
+        """Raise `ClaimLostError` if this driver no longer holds a claim."""
         if not self._store.leases.holds(self._study, name, owner=self.owner):
             raise ClaimLostError(name)
 

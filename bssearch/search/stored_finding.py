@@ -11,7 +11,7 @@ from bssearch.storage.repository import Store
 
 
 class SearchEnd(BaseModel):
-    """The reason for the end of a search, the spent trials and the budget."""
+    """The end of a search after ``spent`` trials."""
 
     reason: str
     spent: int

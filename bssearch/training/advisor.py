@@ -59,7 +59,8 @@ class BatchAdvice:
 
     Attributes:
        batch_size: Samples per optimizer step, of all ranks together.
-       noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; with Adam, of Adam's updates.
+       noise_scale: Noise scale in samples with its 95 % interval, over the newest measured steps; with Adam, of Adam's
+           updates.
        step_seconds: Median seconds of a step, if known.
        reason: The latest reason for an unmeasured step, and the remedy.
     """
@@ -334,14 +335,14 @@ class _Halves:
         self._is_checked = False  # true once the halves of a step add up to the whole gradient; else there is a problem
         self._missed = self._whole = 0.0
         self.problem = ""
-        self.is_splitting = False
+        self.is_splitting = self.was_open = False
         self.splits = 0
         self.rows = 0, 0  # samples of each half
         self.first: dict[nn.Parameter, torch.Tensor | None] = {}
         self._second: dict[nn.Parameter, torch.Tensor | None] = {}
 
     def open(self, batch_size: int, weights: Weights, *, splits: bool) -> None:
-        self._batch_size, self._weights, self.splits = batch_size, weights, 0
+        self._batch_size, self._weights, self.splits, self.was_open = batch_size, weights, 0, splits
         modules = self._model.modules() if splits and not self.problem else ()
         self._hooks = [one.register_forward_hook(self._note) for one in modules]
 
@@ -474,6 +475,8 @@ class _StepNorms:
             of_ranks = [torch.empty_like(found) for _ in range(ranks)]
             dist.all_gather(of_ranks, found)
         each = torch.stack(of_ranks)
+        if count == 1 and not halves.was_open:
+            return "a step had one micro-batch; train on, so that the advisor can split the micro-batch of another step"
         if count == 1:
             problem = halves.problem or "no output of the model has rows for each sample"
             return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
@@ -484,7 +487,8 @@ class _StepNorms:
         if weights:
             expected = len(weights) * ranks
         if expected not in {None, self.backward_passes}:
-            return f"a step had {self.backward_passes} backward passes instead of {expected}; correct micro_batches"
+            wrong = "weights" if weights else "micro_batches"
+            return f"a step had {self.backward_passes} backward passes instead of {expected}; correct {wrong}"
         if not weights and not is_split and batch_size % count:
             return (
                 f"a step had {count} micro-batches, which do not divide batch {batch_size}; pass batch_size to step()"
@@ -500,6 +504,8 @@ class _StepNorms:
             samples=samples,
             divisors=self._divisors,
         )
+        if found_pass is None and weight**2 <= squared:
+            return "a step had fewer than two micro-batches with a positive weight; train on, or correct weights"
         return found_pass or "a gradient was not finite; train on, or lower the learning rate"
 
     def _total(self, norms: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -108,7 +108,7 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
         not growth.is_measured,
         "batch_schedule = 'noise_scale' needs the training part on the device, because a loader prepares batches in "
         "advance",
-        hint="set training: {data: device}, or name another batch_schedule",
+        hint="set training: {data: device} if load() returns tensors as train, or name another batch_schedule",
         error=WorkloadError,
     )
     rows = rows_of_steps(epochs, copy.copy(growth), ahead=True)
@@ -151,7 +151,7 @@ class TokenBatches:
                     step, has_stepped = [], True
         require(
             has_stepped,
-            f"an epoch has {len(step)} micro-batches of {self._size} tokens; a step needs {self._micro_batches}",
+            f"an epoch fills only {len(step)} of a step's {self._micro_batches} micro-batches of {self._size} tokens",
             hint="take smaller batch sizes",
         )
 

@@ -96,7 +96,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Warn if the seconds outside all ledgers exceed `LEDGER_GAP_SECONDS` and `LEDGER_GAP_SHARE` of ``wall``."""
+        """Return a warning if ``wall`` exceeds the ledgers by `LEDGER_GAP_SECONDS` and by `LEDGER_GAP_SHARE` of ``wall``."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
@@ -127,14 +127,14 @@ class Clock:
         return self._of_train[part] / self._of_train[whole] if self._of_train[whole] > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
-        """Return train seconds without waits for a CPU; None with several threads or a GPU.
+        """Return train seconds without waits for a CPU; None before training, and with several threads or a GPU.
 
         If the kernel does not count waits, return CPU seconds.
         """
         return self._of_train["undelayed"] if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Return the train seconds so far, without known waits for a CPU."""
+        """Return the train seconds so far; with one thread, without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._of_train["host"] - self._of_train["undelayed"]
@@ -225,7 +225,7 @@ class CudaClock(Clock):
         self._segment: _Segment | None = None
 
     def pace(self, micro_batches: int = 1) -> None:
-        """After every `PACE` micro-batches, wait for all micro-batches except the last `PACE`."""
+        """After at least `PACE` new micro-batches, wait for all earlier micro-batches."""
         if self._segment is not None:
             self._segment.steps += 1
             if self._segment.steps == 1:
@@ -251,7 +251,7 @@ class CudaClock(Clock):
 
     @property
     def host_bound_share(self) -> float | None:
-        """The share of train seconds without waits for the device; a faster host saves at most this share."""
+        """The share of train seconds without waits for the device; a faster host saves at most about this share."""
         # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users

@@ -313,7 +313,7 @@ Running = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def convert_batch_norms(model: nn.Module, mixin: type, **attributes: Any) -> int:
-    """Mix a class into all batch norms and set its attributes; return the number of batch norms."""
+    """Mix a class into all batch norms and set ``attributes``; return the number of batch norms."""
     norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     for norm in norms:
         norm.__class__ = _mixed_class(mixin, norm.__class__)

@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-On a GPU, the signs are NVML's processes and slowdowns, and growth of used memory. On a CPU, the signs are busy seconds
-in ``/proc/stat`` beyond this process's seconds, and a slow core.
+The signs are busy seconds in ``/proc/stat`` beyond this process's seconds; on a GPU, also NVML's processes and
+slowdowns, and growth of used memory; on a CPU, also a slow core.
 """
 
 from __future__ import annotations
@@ -167,7 +167,6 @@ class DeviceWatch:
         self._memory_bytes = memory_of_others(self._device)
 
     def add(self, reasons: Iterable[str]) -> None:
-        """Add the reasons saved at a pause."""
         self._reasons = dict.fromkeys(reasons) | self._reasons
 
     def look(self) -> None:
@@ -228,7 +227,6 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """Return the CPU use so far; all children of the parent count as this process."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 
@@ -267,7 +265,7 @@ LOOK_SECONDS = 0.02  # seconds between timings of the kernel; the timings then c
 class CorePace:
     """Compares the core's pace with the fastest of the last `REMEMBERED` looks; use one `CorePace` per process.
 
-    A look counts as slow only if another look was at full pace.
+    A look above `SLOW` × the fastest look's seconds is slow.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:

@@ -64,7 +64,7 @@ class Ending:
 
 @dataclass(slots=True)
 class CourseProgress:
-    """The last observation, best metric, memory peaks in bytes, and warnings from before a pause.
+    """The last observation, best metric, memory peaks in bytes and warnings, all kept over pauses.
 
     ``crossing`` and ``reached`` describe the crossing of the target, if any.
     """
@@ -81,7 +81,6 @@ class CourseProgress:
         return max(self.peaks, default=None)
 
     def note_peak(self, peak: int | None) -> None:
-        """Keep a memory peak before other work resets the meter."""
         if peak is not None:
             self.peaks.append(peak)
 
@@ -151,7 +150,7 @@ class Course:
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
         """Record an evaluation and return the ending, if any.
 
-        Raises `UsageError` if the metric and the target differ in unit.
+        Raises `UsageError` if the first metric meets the target, but seems to have another unit.
         """
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
@@ -179,7 +178,7 @@ class Course:
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """Return an ending if the trial stayed at chance for half of the whole budget."""
+        """Return an ending if the trial stayed at chance for half of its full limit."""
         # The incumbent's limit does not count, because this limit may be shorter than a large batch's warmup.
         target, best = self._request.target, self.progress.best
         chance = None if self._metric is None else self._metric.chance
@@ -195,7 +194,7 @@ class Course:
         return Ending(
             TrialState.DIVERGED,
             f"{target.metric} = {best:.4g} at best is no better than chance ({chance:.4g}) "
-            f"after half of the train seconds: {where}",
+            f"after half of the limit of {self._plan.train_seconds_limit:.4g} train seconds: {where}",
         )
 
     def reached_before(self, ending: Ending) -> Ending:
@@ -205,7 +204,7 @@ class Course:
         return Ending(TrialState.REACHED, f"{self.progress.reached}; further training ended: {ending.reason}")
 
     def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add the crossing of the target to an outcome, or the last evaluation if no evaluation met the target."""
+        """Add the target's crossing to a `REACHED` outcome, or the last evaluation if no evaluation met the target."""
         found, last = self.progress.crossing, self.progress.last
         if found is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)

@@ -113,7 +113,7 @@ def describe_program(
 def workload_revision(workload: object) -> str | None:
     """Return 12 hex digits of the SHA-256 of the workload's file, if any.
 
-    In a notebook, the digest is of the source of the class and its bases.
+    For a class in ``__main__``, the digest covers the source of the class and its bases there.
     """
     if type(workload).__module__ == MAIN:
         parts = [_source(one) for one in type(workload).__mro__ if one.__module__ == type(workload).__module__]
@@ -135,7 +135,7 @@ def _source(kind: type) -> str | None:
 def git_state(source: Path) -> tuple[str | None, bool | None]:
     """Return the commit (12 hex digits) of a file's repository, and whether tracked files differ from the commit.
 
-    The commit ends in ``+`` if the file itself differs. Unknown values are None.
+    The commit ends in ``+`` if the file itself differs. Values are None if unknown, or if Git ignores the file.
     """
     commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
     state = _git(source.parent, "status", "--porcelain", "--ignored", "--", source.name)

@@ -84,7 +84,6 @@ class GradientPasses:
             return self._pass(batches)
 
     def load_kernels(self, small_batches: int) -> None:
-        """Compute one small batch, so that a GPU loads its kernels."""
         with _exact(self._trainer, seed=0):
             self._pass(self._drawn(small_batches, np.random.default_rng(0))[:1])
 
@@ -128,7 +127,7 @@ class GradientPasses:
 
 @dataclass(slots=True)
 class NoiseBudget:
-    """The seconds that one process may spend on passes: `NOISE_SHARE` of all trials' train seconds.
+    """The seconds that one process may spend on passes: `NOISE_SHARE` of the process's train seconds.
 
     ``pass_seconds`` maps (small batches, samples per small batch) to the seconds of the last pass.
     """
@@ -168,7 +167,10 @@ class NoiseMeter:
         self._earned = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Measure passes if the metric is near the target and the budget allows the passes."""
+        """Measure passes if the metric is near the target and the budget allows.
+
+        The first success, and running out of memory, end the measurements.
+        """
         self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
         if not self._approach.is_near(metric) or self._ended:
@@ -277,7 +279,7 @@ class RankNoise:
         self._spent = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Measure some of the next steps if the metric is near the target."""
+        """Measure some of the next steps if the metric is near, but misses, the target."""
         self._take()
         every = 0
         if self._approach.is_near(metric) and not self._approach.target.is_met_by(metric):
@@ -377,11 +379,18 @@ def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
     """Return the growth of the batch; None unless the schedule measures the noise scale."""
     if not trainer.growth.is_measured:
         return None
+    needs = "batch_schedule = 'noise_scale' measures the gradient noise scale, which needs"
+    hint = "name another batch_schedule, or train with a constant batch"
     require(
-        trainer.has_noise and small_batch_size(trainer.configuration, len(trainer.train)) > 0,
-        "batch_schedule = 'noise_scale' measures the gradient noise scale, which needs a loss() over at least "
-        f"{SMALL_BATCHES} training samples",
-        hint="name another batch_schedule, or train with a constant batch",
+        trainer.has_noise,
+        f"{needs} loss() on random training samples, without training_step() and train_batches()",
+        hint=hint,
+        error=WorkloadError,
+    )
+    require(
+        small_batch_size(trainer.configuration, len(trainer.train)),
+        f"{needs} at least {SMALL_BATCHES} training samples; the workload has {len(trainer.train)}",
+        hint=hint,
         error=WorkloadError,
     )
     return NoiseGrowth(GradientPasses(trainer, request.plan.seed), trainer.growth)

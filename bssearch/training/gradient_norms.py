@@ -14,7 +14,7 @@ LEAST_EVERY, MOST_EVERY = 2, 1000  # steps from one measured step to the next
 
 
 def measured_every(seconds: float, step_seconds: float, share: float) -> int:
-    """Return the steps between measured steps, if measuring adds ``seconds`` and may take ``share`` of the time."""
+    """Return the steps between measured steps, if a measurement adds ``seconds`` and may take ``share`` of the time."""
     return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(seconds / (share * step_seconds))))
 
 
@@ -69,7 +69,7 @@ def pass_of(
     samples: int,
     divisors: Divisors | None,
 ) -> Pass | None:
-    """Return a pass over small batches of unequal weight; None if only one batch has weight or a norm is not finite."""
+    """Return a pass over batches of unequal weight; None if under two batches have weight or a norm is not finite."""
     # A small batch's gradient is its weight × the gradient of its mean loss. Plain and for Adam, `small` is the sum of
     # the small batches' squared norms, and `big` the squared norm of the sum of their gradients. `weights` are the sums
     # of the squared weights and of the weights, `batch` the samples of all small batches.

@@ -4,8 +4,8 @@
 * train seconds past the request's limit          → the request's ``limit_state``
 * ``stop``, called after every step               → its state; `PAUSED` once saved
 * end of the schedule's horizon or branch         → evaluated once more, then `EXHAUSTED`
-* loss or metric not finite                       → `DIVERGED`
-* metric at chance for half of the whole budget   → `DIVERGED`
+* loss not finite; metric not finite or too large → `DIVERGED`
+* metric at chance for half of the full limit     → `DIVERGED`
 * out of memory                                   → `OOM`
 
 A trial that trains past its target ends as `REACHED`, unless the caller stops it. A resumed trial has the

@@ -280,7 +280,7 @@ KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
     """Load another run's states, but keep each group's options.
 
-    Raises `ValueError` if the kinds of optimizers or the parameters differ.
+    Raises `ValueError` if the number or kinds of optimizers, or the parameters, differ.
     """
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):

@@ -20,6 +20,7 @@ from bssearch.records import (
     StepTimeRequest,
 )
 from bssearch.records.noise_scale import FEWEST_PASSES, Pass, gradient_noise
+from bssearch.records.text import plural
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
@@ -36,7 +37,7 @@ from bssearch.training.memory import (
 from bssearch.training.nvml import POWER_CAP, throttle_reasons
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Workload
-from bssearch.workloads.data import Data
+from bssearch.workloads.data import Data, TokenPart
 
 WARM_UP_STEPS = 5  # number of untimed steps, which allocate, choose algorithms and create the optimizer's state
 
@@ -65,8 +66,8 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
     """Measure the median seconds of a step (with an interval), its update and an evaluation.
 
     With ``trial_train_seconds``, steps run between evaluations, because evaluations leave caches cold. Short runs
-    repeat until the median's 95 % interval is within the precision, up to the limit of seconds. The timing drops runs
-    on a slow core if at least six other runs remain. Running out of memory is a result, not an error.
+    repeat until the median's 95 % interval is within the precision, usually within the limit of seconds. The timing
+    drops runs on a slow core if at least six other runs remain. Running out of memory is a result, not an error.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -149,7 +150,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 class TimedRun:
     """A run of ``count`` repetitions of ``seconds`` each.
 
-    ``look`` is the seconds of `CorePace.look`, or 0 without a `CorePace`.
+    ``look`` is the longer `CorePace.look` before and after the run, in seconds; 0 without a `CorePace`.
     """
 
     seconds: float
@@ -159,7 +160,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class WorkTiming:
-    """The median seconds of a repetition and the interval, from ``count`` of ``count_all`` repetitions."""
+    """The median seconds of a repetition, with the median's interval, from ``count`` of ``count_all`` repetitions."""
 
     median: float
     low: float
@@ -298,9 +299,9 @@ def measure_memory(
     *,
     memory_bytes: int | None = None,
 ) -> MemoryUse:
-    """Measure the peak memory of three steps, under a cap of ``memory_bytes``.
+    """Measure the peak memory of three steps and two evaluations, under a cap of ``memory_bytes``.
 
-    A micro-batch does not fit if a GPU's allocator must retry after the warm-up.
+    A micro-batch does not fit if memory runs out, or if a GPU's allocator must retry after the warm-up.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -319,7 +320,8 @@ def measure_memory(
             peak = peak_process_memory_bytes(device)
         retries = allocation_retries(device) - before
         if retries:
-            reason = f"the allocator had to release memory and retry {retries} times in {STEPS} steps"
+            times = plural(retries, "time")
+            reason = f"the allocator had to release memory and retry {times} in {STEPS} steps and 2 evaluations"
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -351,14 +353,19 @@ GROWTH = 1.5
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
     """Train until the metric is near the target, or training ends; then measure the noise scale.
 
-    Raises `WorkloadError` if the workload or data have no noise scale, and `LaunchError` if memory runs out.
+    Raises `WorkloadError` if the workload has no noise scale, the data are too few or a metric is not finite, and
+    `LaunchError` if memory runs out.
     """
-    own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
+    remedies = {
+        "training_step": "write loss() in place of training_step()",
+        "train_batches": "let load() return the training samples in place of train_batches()",
+    }
+    own = [name for name in remedies if callable(getattr(workload, name, None))]
     require(
         not own,
-        f"a workload with a method {' or '.join(own)} has no gradient noise scale, because the scale needs loss() on "
-        f"random training samples",
-        hint="write loss() in place of the method, or compare batch sizes in a study",
+        f"a workload with {'() and '.join(own)}() has no gradient noise scale, because the scale needs loss() on "
+        "random training samples",
+        hint=f"{' and '.join(remedies[name] for name in own)}, or compare batch sizes in a study",
         error=WorkloadError,
     )
     configuration = request.configuration
@@ -366,11 +373,11 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
         with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
             passes = GradientPasses(trainer, request.seed)
+            unit = "tokens" if isinstance(data.train, TokenPart) else "samples"
             require(
                 passes.small_batch(PASS_BATCHES),
-                f"{len(data.train)} training samples or tokens are too few for {PASS_BATCHES} batches of a noise "
-                "measurement",
-                hint=f"give at least {PASS_BATCHES} samples, or {PASS_BATCHES} times the tokens of the longest sample",
+                f"{len(data.train)} training {unit} are too few for {PASS_BATCHES} batches of a noise measurement",
+                hint=f"give more training samples, at least {PASS_BATCHES}",
                 error=WorkloadError,
             )
             metric, reason = _train(request, trainer, data, computation)

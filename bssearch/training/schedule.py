@@ -101,7 +101,9 @@ class OwnSchedule(RateSchedule):
         except (TypeError, ValueError, RuntimeError):  # ValueError: several elements; RuntimeError: complex tensor
             value = math.nan
         if not 0 <= value < math.inf:
-            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; return a number >= 0")
+            raise WorkloadError(
+                f"build_schedule()'s function gave {factor!r} at step {step}; return a finite number >= 0"
+            )
         return value
 
 
@@ -128,7 +130,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 class BranchSchedule(RateSchedule):
     """A run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
-    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate.
+    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the run's rate.
     """
 
     run: RateSchedule

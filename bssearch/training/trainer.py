@@ -47,7 +47,7 @@ class AveragedWeights:
     """The average of a model's parameters and floating-point buffers.
 
     After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
-    2017, eq. 2). The average skips integer buffers and buffers with infinities.
+    2017, eq. 2). The average skips integer buffers and buffers that are not finite.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -60,7 +60,6 @@ class AveragedWeights:
         self._average(self.averages, self._weights, None)
 
     def restore(self, averages: list[torch.Tensor] | None) -> None:
-        """Restore averages; if None, restart at the current weights."""
         torch._foreach_copy_(self.averages, self._weights if averages is None else averages)
 
     def averages_of(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -80,7 +79,7 @@ class AveragedWeights:
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Clear gradients like ``zero_grad()``, but without its profiler and compiler calls (10 to 20 µs per step)."""
+    """Clear gradients like ``zero_grad()``, but without the base method's profiler and compiler calls (10 to 20 µs)."""
     if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
         optimizer.zero_grad(set_to_none=True)
         return
@@ -160,7 +159,6 @@ class Updates:
             self.average.update()
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save, without copies of tensors."""
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
@@ -189,6 +187,8 @@ class Updates:
         self.skipped = state["skipped"].to(self.skipped.device)
 
 
+FINITE = "all parameters and gradients are finite"
+
 Take = Callable[[TrainingStep], Any]
 T = TypeVar("T")
 
@@ -215,8 +215,8 @@ class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration. ``dropped_samples`` counts samples per epoch, or is None with streams,
-    token batches or a growing batch. ``noise_every`` counts the steps between noise measurements. ``noise_seconds``
-    counts the host's seconds of measuring.
+    token batches or a growing batch. ``noise_every`` counts the steps between noise measurements (0: off).
+    ``noise_seconds`` counts the host's seconds of measuring.
     """
 
     def __init__(
@@ -225,7 +225,8 @@ class Trainer(AbstractContextManager["Trainer"]):
         check_ranks(configuration, workload, computation)
         require(
             configuration.batch_size <= len(train),
-            f"batch_size = {configuration.batch_size} must be <= {len(train)}, the number of training samples",
+            f"batch_size = {configuration.batch_size} must be <= {len(train)}, the number of training "
+            f"{'tokens' if isinstance(train, TokenPart) else 'samples'}",
             error=WorkloadError,
         )
         self._ranks = computation.ranks
@@ -280,7 +281,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self._workload.loss(self.model, inputs, targets, label_smoothing=smoothing, **self._of_loss)
 
     def together(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
-        """Return the context of `Ranks.together`, which has no effect on one device."""
         return nullcontext() if self._ranks is None else self._ranks.together(order, *arguments)
 
     def __exit__(self, *error: object) -> None:
@@ -376,7 +376,6 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save, without the random state or copies of tensors."""
         model = self.model
         return {
             "steps": self.steps,
@@ -406,7 +405,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         return mean
 
     def state_of_rank(self) -> dict[str, Any]:
-        """Return the state that differs between ranks, without the random state."""
         return {"losses": self._losses.state(), "statistics": self._statistics}
 
     def restore_of_rank(self, state: dict[str, Any]) -> None:
@@ -416,7 +414,6 @@ class Trainer(AbstractContextManager["Trainer"]):
             torch._foreach_copy_(self._statistics, state["statistics"])
 
     def average_statistics(self) -> None:
-        """Average the running statistics of batch normalisation over ranks."""
         if self._ranks is not None and self._statistics:
             with self._ranks.together("average_statistics"):
                 self._ranks.average(self._statistics)
@@ -441,7 +438,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         first = FIRST_LOSS if self._own_step is None else f"with the workload's own step {FIRST_LOSS}"
         return (
             f"{first} {loss}: batch size {configuration.batch_size}, "
-            f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or 'no non-finite parameter'}"
+            f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or FINITE}"
         )
 
     def first_non_finite(self) -> str | None:
@@ -645,7 +642,7 @@ def warm_up(
     """Run every shape of a trial on a throw-away model, before the trial's time starts.
 
     The warm-up evaluates once, and takes two steps per batch size on the trial's rows. If only the compiled model
-    fails, the warm-up gives up compiling. The call changes the random state.
+    fails on one device, the warm-up gives up compiling. The call changes the random state.
     """
     try:
         _take_first_steps(workload, configuration, data, computation, metric, seed)

@@ -1,7 +1,7 @@
 """Saves a paused trial to a file, and starts branches from a longer run's checkpoint.
 
 The file is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
-(tensors and plain values), and ``measured.json`` (ledgers).
+(tensors and plain values), and ``measured.json`` (measurements).
 """
 
 import io

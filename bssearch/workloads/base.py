@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -359,9 +360,10 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
             f"evaluate() returned {metrics[metric]!r} as {metric!r}; return a number for each metric"
         ) from error
     info = workload.metrics.get(metric, MetricInfo())
+    low, high = -math.inf if info.low is None else info.low, math.inf if info.high is None else info.high
     require(
-        not (info.low is not None and value < info.low) and not (info.high is not None and value > info.high),
-        f"evaluate() returned {metric} = {value:g}, outside the declared range [{info.low}, {info.high}]; "
+        not (value < low or value > high),
+        f"evaluate() returned {metric} = {value}, outside the declared range [{low}, {high}]; "
         "correct the metric or its MetricInfo",
         error=WorkloadError,
     )

@@ -193,7 +193,7 @@ def _files(text: str | None) -> list[Path]:
     files = sorted(one for one in found if one.is_file())
     require(
         files,
-        f"text = {str(path)!r}: no such file in {Path.cwd()}; name a file, a folder or a glob",
+        f"text = {str(path)!r} matches no file in {Path.cwd()}; name a file, a folder with files, or a glob",
         error=WorkloadError,
     )
     return files

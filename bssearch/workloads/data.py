@@ -13,6 +13,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from bssearch.errors import WorkloadError, require
+from bssearch.records.text import plural
 from bssearch.workloads.base import kind_of
 
 Nesting = Any  # a tensor, or dicts, lists and tuples of nestings
@@ -255,18 +256,23 @@ def check_data(data: object, workload: object = None, *, counts_tokens: bool = F
 
 def _token_part(train: Part, workload: object) -> TokenPart:
     lengths = getattr(workload, "sample_tokens", None)
+    needed = {
+        "sample_tokens, the tokens of each training sample": lengths is not None,
+        "a list or Dataset of samples as train": isinstance(train, DatasetPart),
+        "loss() instead of training_step()": not hasattr(workload, "training_step"),
+    }
+    missing = [name for name, is_given in needed.items() if not is_given]
     require(
-        lengths is not None and isinstance(train, DatasetPart) and not hasattr(workload, "training_step"),
-        "training.batch_unit = tokens needs a workload with sample_tokens, samples of unequal length and no "
-        "training_step()",
-        hint="let load() set sample_tokens, the tokens of each training sample, and return train as a list of samples; "
-        "collate() pads the samples of a batch",
+        not missing,
+        f"training.batch_unit = tokens needs {', and '.join(missing)}",
+        hint="add the missing parts to the workload, or set training: {batch_unit: samples}",
         error=WorkloadError,
     )
-    found = [int(one) for one in cast(Iterable[Any], lengths)] or [0]
+    found = [int(one) for one in cast(Iterable[Any], lengths)]
+    least = min(found, default=0)
     require(
-        len(found) == len(cast(DatasetPart, train).samples) and min(found) >= 1,
-        f"sample_tokens has {len(found)} numbers >= {min(found)}; give {len(train)} numbers >= 1",
+        len(found) == len(cast(DatasetPart, train).samples) and least >= 1,
+        f"sample_tokens has {plural(len(found), 'number')}, the least {least}; give {len(train)} numbers >= 1",
         error=WorkloadError,
     )
     return TokenPart(cast(DatasetPart, train), found)

@@ -55,7 +55,8 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
         require(
             found,
             f"the folder of --data-dir or {DATA_DIR_VARIABLE} has no {FILES[0]}, with or without .gz, in "
-            f"{', '.join(map(str, folders))}; without this folder, bssearch searches {debian_folder}; {WAYS}",
+            f"{', '.join(map(str, folders))}; without --data-dir and {DATA_DIR_VARIABLE}, bssearch searches "
+            f"{debian_folder}; {WAYS}",
             error=WorkloadError,
         )
         return found

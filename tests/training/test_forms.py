@@ -616,7 +616,7 @@ def counted_in_samples(workload: CharLM) -> None:
         (unmeasured, WorkloadError, "sample_tokens"),
         (too_few, WorkloadError, "sample_tokens has"),
         (short, UsageError, "64 tokens must hold the longest training sample, 90"),
-        (hungry, UsageError, "a step needs 3"),
+        (hungry, UsageError, "of a step's 3 micro-batches of 64 tokens"),
         (mean_loss, WorkloadError, "WeightedLoss"),
         (counted_in_samples, UsageError, "count samples"),
     ],

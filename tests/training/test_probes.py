@@ -343,7 +343,7 @@ def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.Monk
     use = measure_memory(REQUEST, Toy(on_loss=lambda: steps.append("step")), toy_data(), on_cpu())
     assert reset_at == [WARM_UP_STEPS], "the peak has no workspaces that were tried"
     assert not use.fits
-    assert use.reason == "the allocator had to release memory and retry 2 times in 3 steps"
+    assert use.reason == "the allocator had to release memory and retry 2 times in 3 steps and 2 evaluations"
 
 
 def test_a_reserve_is_kept_free_if_the_limit_of_the_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_the_measurement_ends_at_its_limit_however_wide_the_interval_is(monkeypa
             Toy(),
             {"samples": 31, "configuration": configuration(2)},
             WorkloadError,
-            "31 training samples or tokens are too few for 32",
+            "31 training samples are too few for 32",
         ),
         (
             Toy(on_loss=Mock(side_effect=torch.OutOfMemoryError("full"))),

@@ -240,7 +240,7 @@ def test_a_first_step_without_a_finite_loss_names_batch_rate_and_parameter() -> 
     # Only the second layer is hurt; a frozen learning rate of 0 · nan would be nan as well.
     last_layer = problem_of(lambda model, loss: loss.detach() + model.get_parameter("3.bias").sum() * math.nan)
     assert last_layer == start + "first non-finite parameter: 3.bias"
-    assert problem_of(lambda model, loss: loss + math.nan) == start + "no non-finite parameter"
+    assert problem_of(lambda model, loss: loss + math.nan) == start + "all parameters and gradients are finite"
 
 
 def test_a_gradient_that_is_not_finite_is_named_if_the_parameters_are_finite() -> None:

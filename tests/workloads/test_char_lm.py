@@ -180,9 +180,9 @@ def test_no_more_characters_are_read_than_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("none.txt", "text = 'none.txt': no such file in /"),
-        ("*.txt", r"text = '\*.txt': no such file in /"),
-        ("empty", "text = 'empty': no such file in /"),
+        ("none.txt", "text = 'none.txt' matches no file in /"),
+        ("*.txt", r"text = '\*.txt' matches no file in /"),
+        ("empty", "text = 'empty' matches no file in /"),
         ("latin", r"latin cannot be read as UTF-8: .* in position 3:"),
         ("/proc/self/mem", "text /proc/self/mem cannot be read as UTF-8: .* Input/output error"),
         ("short", r"has 179 characters .* needs 20 × \(context \+ 1\) = 180"),

@@ -1,7 +1,7 @@
 """Checkpoints of paused trials, in a local folder or in a remote store with a local staging folder.
 
 The remote store is any URL that fsspec opens. A trial's object is a JSON header of `HEADER_BYTES` and the trial's
-file. The store writes the object under a temporary name, then moves the object.
+file.
 """
 
 from __future__ import annotations
@@ -108,7 +108,6 @@ class CheckpointStore:
         return self._ask("listing failed", listed)
 
     def try_out(self) -> None:
-        """Write and delete an object, to test the store."""
 
         def write(_: OnProgress) -> None:
             files, path = self._opened[0], self._path("written")
@@ -414,7 +413,6 @@ class Checkpoints:
                 self._store.remove(number)
 
     def close(self) -> None:
-        """Delete the folder if empty."""
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -445,9 +443,10 @@ class Checkpoints:
         return []
 
     def _refuse(self, error: OSError | CheckpointError) -> None:
-        self.refusal = str(error)
         if isinstance(error, OSError):
             self.refusal = f"{self.folder} is unusable: {error.strerror or error}"
+        else:
+            self.refusal = f"{error}; {error.hint}"
 
     @contextmanager
     def _noting_silence(self) -> Iterator[None]:
@@ -459,7 +458,7 @@ class Checkpoints:
 
     def _note_away(self, error: CheckpointError) -> None:
         pause = SILENT_SECONDS if isinstance(error, SilentStoreError) else LOOK_SECONDS
-        self._known, self.away, self._next_look = Held(), str(error), time.monotonic() + pause
+        self._known, self.away, self._next_look = Held(), f"{error}; {error.hint}", time.monotonic() + pause
 
 
 class WaitingTrials(Checkpoints):

@@ -1,8 +1,8 @@
-"""Pauses a trial that is too slow compared with every winner so far.
+"""Pauses a trial that is too slow compared with every winner (`Standings.winners`).
 
 f is the trial's train seconds as a share of T, the incumbent's time to the target. u is the trial's progress: at share
-u of a winner's time, the winner had the trial's best gain. The largest u of all winners counts. A trial is hopeless if
-both conditions hold:
+u of a winner's time, the winner had the trial's best gain. The largest u of all winners counts. From a tenth of T on, a
+trial is hopeless if both conditions hold:
 
 * (f / u) · ((1 − u) / (1 − f))ᵉ > ``patience``, or f ≥ 1: the trial is f / u times slower than the winner. To end at T,
   the trial must become (1 − u) / (1 − f) times as fast as the winner. e is ``exponent``.
@@ -140,7 +140,8 @@ class Pace(Cap):
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Return the paused trial with the least predicted time; before a success, the promoted trial.
 
-        Returns None if all paused trials are hopeless or, with ``fresh``, if all predictions exceed the cap.
+        Returns None if all paused trials are hopeless or, with ``fresh``, if all predictions exceed the cap or no
+        promotion is due.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)

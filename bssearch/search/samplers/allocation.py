@@ -154,7 +154,9 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """The proposal's coordinates; None if the sampler chooses, or if an uncapped trial would repeat a trial."""
+    """The proposal's coordinates; None if the sampler chooses, the default is outside the space, or an uncapped
+    trial would repeat a trial.
+    """
     if proposal.source == "sample":
         return None
     spec = history.spec

@@ -115,7 +115,7 @@ class Grid(Sampler):
         if self.choose(history) is not None:
             return None
         fitting = self._fitting(history)
-        where = "" if len(fitting) == len(self._choices) else " at batch sizes that fit"
+        where = "" if len(fitting) == len(self._choices) else " at feasible batch sizes"
         return f"trials ran all {len(fitting)} combinations of the grid{where}"
 
     def _fitting(self, history: History) -> list[Choice]:

@@ -4,8 +4,8 @@ A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. E
 trials within an octave of the batch size, or farther if trials are few. Optuna gets:
 
 * trials with an objective value, as complete
-* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the difference from
-  the incumbent's gain at equal time
+* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the incumbent's lead
+  in gain at equal time, and huge for diverged trials
 * trials out of memory, as pruned with a violated constraint
 * queued and running trials, as running
 

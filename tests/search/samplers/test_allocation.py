@@ -223,7 +223,7 @@ def test_combinations_that_do_not_fit_are_excluded_until_they_do(study: MadeUpSt
     study.history.probes = {size: probe for size, probe in probes.items() if size != 64}
     assert 64 not in [study.step().configuration.batch_size for _ in range(12)]
     assert study.choose() is None
-    assert ending(study) == "trials ran all 12 combinations of the grid at batch sizes that fit"
+    assert ending(study) == "trials ran all 12 combinations of the grid at feasible batch sizes"
     study.history.probes = probes
     assert not_none(study.choose()).configuration.batch_size == 64
     assert ending(study) is None

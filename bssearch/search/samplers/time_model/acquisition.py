@@ -336,7 +336,7 @@ class KnowledgeGradient:
         self._noise_scale = noise_scale
         self._known: tuple[object, TimesPosterior, float] | None = None
         self.expected_improvement = math.inf
-        """The largest expected gain at the last call of `ask`, in nats; infinite before a success."""
+        """The largest expected gain at the last `ask` without a batch size, in nats; infinite before a success."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
         """The point to run next. With a given ``batch_size``, costs do not count."""
@@ -367,7 +367,7 @@ class KnowledgeGradient:
     def contenders(self, runs: Sequence[Run]) -> list[int]:
         """The batch sizes that may match the incumbent, ascending; before a success, all batch sizes.
 
-        A batch size may match if its mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
+        A batch size may match if a point's mean less a standard deviation is within `FLAT_RATIO` of the incumbent's.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:

@@ -239,7 +239,7 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predict the seconds to the target of at most ``most_points`` runs; None if no run can be the reference."""
+    """Predict the seconds to the target at about ``most_points`` points or fewer; None without a reference run."""
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [
         run

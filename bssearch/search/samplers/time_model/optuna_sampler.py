@@ -33,7 +33,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
     The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``. The objective reports the
     metric with *train milliseconds* as the step, and returns the train seconds to the target. If a trial misses the
-    target, the objective prunes the trial::
+    target, the objective raises `optuna.TrialPruned`; here, every trial reaches the target::
 
         import math
 
@@ -65,7 +65,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
 
     Raises:
-        ValueError: If an argument is out of bounds, or the objective does not suggest a parameter of ``default``.
+        ValueError: If an argument, the study's direction or the objective's parameters do not fit.
     """
 
     def __init__(
@@ -103,7 +103,11 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the parameters of the newest finished trial, else of the newest running trial."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
-            raise ValueError('TimeToTargetSampler minimises seconds; create the study with direction="minimize"')
+            found = ", ".join(one.name.lower() for one in study.directions)
+            raise ValueError(
+                f"the study has direction {found}, but TimeToTargetSampler minimises seconds; create the study with "
+                'direction="minimize"'
+            )
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
         self._check_names(others)
         newest = max(others, key=lambda one: (one.state.is_finished(), one.number), default=None)
