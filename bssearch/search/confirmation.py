@@ -150,8 +150,8 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
 
     Configurations with runs stay finalists. With ``spares``, `beaten` configurations and `plain_misses` get no more
     runs. The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all
-    runs of the batch size in smaller micro-batches. Then follow untried neighbours of a confirmed optimum, and further
-    runs of contenders.
+    runs of the batch size in smaller micro-batches. Then follow untried neighbouring sizes of a confirmed optimum,
+    and further runs of contenders.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
     refused, missed = _refused(history, trials), _missed(history, trials)

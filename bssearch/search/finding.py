@@ -107,7 +107,7 @@ def stored_quick(store: Store, name: str) -> QuickAnswer | None:
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """Return the quick answer as the search's prior; None if missing, or unless trials race."""
+    """Return the quick answer as the search's prior; None if no quick answer exists or trials do not race."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 

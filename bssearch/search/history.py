@@ -321,7 +321,7 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Return a lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once.
 
-        With ``uncapped``, only uncapped trials count, cancelled trials included; otherwise only other trials count.
+        With ``uncapped``, only uncapped trials count, also cancelled trials; otherwise only trials with a cap count.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

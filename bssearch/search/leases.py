@@ -156,7 +156,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """True unless a driver is dead or silent for `GONE_AFTER` seconds; None if unknown after `LEASE_SECONDS`."""
+        """False if a driver is dead or silent for `GONE_AFTER`; None if unknown and silent for `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:

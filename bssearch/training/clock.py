@@ -96,7 +96,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Return a warning if ``wall`` exceeds the ledgers by `LEDGER_GAP_SECONDS` and by `LEDGER_GAP_SHARE` of ``wall``."""
+        """Return a warning if ``wall`` exceeds the ledgers by `LEDGER_GAP_SECONDS` and `LEDGER_GAP_SHARE`."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []

@@ -2,7 +2,7 @@
 
 * target met at an evaluation                     → `REACHED`
 * train seconds past the request's limit          → the request's ``limit_state``
-* ``stop``, called after every step               → its state; `PAUSED` once saved
+* ``stop``, called at every step                  → its state; `PAUSED` once saved
 * end of the schedule's horizon or branch         → evaluated once more, then `EXHAUSTED`
 * loss not finite; metric not finite or too large → `DIVERGED`
 * metric at chance for half of the full limit     → `DIVERGED`

@@ -175,7 +175,7 @@ TAKES = {"model": "build_model", "loss": "loss", "augmentation": "augment"}
 
 
 def check_takes(workload: Workload, names: Iterable[str]) -> None:
-    """Raise `WorkloadError` if a method lacks a workload's parameter, such as ``model.hidden``."""
+    """Raise `WorkloadError` if a workload's method lacks a parameter of the space, such as ``model.hidden``."""
     for full in names:
         group, _, name = full.partition(".")
         try:

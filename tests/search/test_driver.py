@@ -296,6 +296,18 @@ def test_nan_at_any_learning_rate_ends_the_study_and_blames_the_data(tmp_path: P
         assert ("NaN in the inputs" in not_none(caught.value.hint)) is ends_early
 
 
+def test_a_default_that_diverged_is_not_blamed_on_the_target(tmp_path: Path) -> None:
+    diverged = TrialOutcome(state=TrialState.DIVERGED, reason="the loss is not finite", steps=20, train_seconds=0.1)
+    ear = Ear()
+    executor = LawExecutor(ended_as=lambda *_: diverged)
+    launch = Launch(db=url_in(tmp_path), make_executor=lambda *_: executor, listener=ear)
+    with pytest.raises(TargetNotReachedError):
+        run_study(make_spec(**SHORT), launch)
+    missed = next(one for one in ear.notes if "missed accuracy" in one)
+    assert missed.endswith(": the loss is not finite; change default.learning_rate or the model")
+    assert "--suggest-target" not in missed
+
+
 def test_a_default_that_overran_its_limit_says_why(tmp_path: Path) -> None:
     class Late(LawExecutor):
         def end_of(self, request: TrialRequest, seconds: float) -> float:

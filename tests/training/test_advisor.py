@@ -175,6 +175,7 @@ def test_a_loss_that_cannot_be_split_is_not_measured(kind: str) -> None:
     found = followed(often(model), model, lambda _, __, x, y: torch.autograd.backward(loss(x, y)), 40)
     assert (found.measured_steps == 0) == (kind != "plain")
     assert "one micro-batch" in found.reason
+    assert ("no output of the model" in found.reason) == (kind == "no rows")
 
 
 def test_gradients_clipped_before_the_advisor_s_step_do_not_change_the_noise_scale() -> None:
@@ -311,7 +312,20 @@ def test_gradients_that_are_not_accumulated_are_no_micro_batches() -> None:
 def test_steps_with_another_number_of_backward_passes_are_not_measured() -> None:
     model, ticks = at_zero(), itertools.count()
     advisor = bssearch.BatchAdvisor(model, BATCH, micro_batches=2, now=lambda: float(next(ticks)))
-    assert "4 backward passes instead of 2" in str(followed(advisor, model, accumulated))
+    assert "4 backward passes instead of 2; correct micro_batches" in str(followed(advisor, model, accumulated))
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([[1.0], [1.0]], "4 backward passes instead of 2; correct weights"),
+        ([[1.0], [0.0], [0.0], [0.0]], "fewer than two micro-batches with a positive weight"),
+    ],
+)
+def test_a_step_that_contradicts_its_weights_says_so(weights: list[list[float]], said: str) -> None:
+    model, ticks = at_zero(), itertools.count()
+    advisor = bssearch.BatchAdvisor(model, BATCH, weights=lambda: weights, now=lambda: float(next(ticks)))
+    assert said in str(followed(advisor, model, accumulated))
 
 
 def test_a_step_with_one_backward_pass_does_not_end_the_measurements_of_steps_with_more() -> None:

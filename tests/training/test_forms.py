@@ -606,6 +606,11 @@ def mean_loss(workload: CharLM) -> None:
         trainer.step()
 
 
+def large(workload: CharLM) -> None:
+    part = check_data(workload.load(CPU), workload, counts_tokens=True).train
+    Trainer(workload, replace(TOKEN_BATCHES, batch_size=10**9), part, on_cpu(batch_unit="tokens"), SEED)
+
+
 def counted_in_samples(workload: CharLM) -> None:
     Started(asked()).trial.token_batches([4, 8])
 
@@ -614,10 +619,11 @@ def counted_in_samples(workload: CharLM) -> None:
     ("mistake", "error", "said"),
     [
         (unmeasured, WorkloadError, "sample_tokens"),
-        (too_few, WorkloadError, "sample_tokens has"),
+        (too_few, WorkloadError, "sample_tokens has .* numbers, the least "),
         (short, UsageError, "64 tokens must hold the longest training sample, 90"),
         (hungry, UsageError, "of a step's 3 micro-batches of 64 tokens"),
         (mean_loss, WorkloadError, "WeightedLoss"),
+        (large, WorkloadError, "the number of training tokens"),
         (counted_in_samples, UsageError, "count samples"),
     ],
 )

@@ -439,6 +439,16 @@ def test_the_measurement_ends_at_its_limit_however_wide_the_interval_is(monkeypa
     assert found.noise.passes == FEWEST_PASSES + 2
 
 
+def test_a_workload_that_makes_its_batches_is_told_how_to_have_a_noise_scale() -> None:
+    class Streaming(Toy):
+        def train_batches(self, batch_size: int, seed: int) -> list[object]:
+            return []
+
+    with pytest.raises(WorkloadError, match=r"a workload with train_batches\(\) has no gradient noise scale") as caught:
+        measured(Streaming())
+    assert "let load() return the training samples" in not_none(caught.value.hint)
+
+
 @pytest.mark.parametrize(
     ("toy", "changes", "error", "said"),
     [

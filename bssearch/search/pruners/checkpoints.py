@@ -497,7 +497,7 @@ class WaitingTrials(Checkpoints):
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
-        """Fetch a trial's checkpoint. On failure, return FAILED, or PAUSED if the trial is no longer wanted."""
+        """Fetch a checkpoint and return None. On failure, return FAILED, or PAUSED if the trial is no longer wanted."""
         try:
             self.bring(resumed.number, is_wanted)
         except CheckpointError as error:

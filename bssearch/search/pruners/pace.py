@@ -4,8 +4,8 @@ f is the trial's train seconds as a share of T, the incumbent's time to the targ
 u of a winner's time, the winner had the trial's best gain. The largest u of all winners counts. From a tenth of T on, a
 trial is hopeless if both conditions hold:
 
-* (f / u) · ((1 − u) / (1 − f))ᵉ > ``patience``, or f ≥ 1: the trial is f / u times slower than the winner. To end at T,
-  the trial must become (1 − u) / (1 − f) times as fast as the winner. e is ``exponent``.
+* (f / u) · ((1 − u) / (1 − f))ᵉ > ``patience``, or f ≥ 1: the trial takes f / u times as long as the winner. To end at
+  T, the trial must become (1 − u) / (1 − f) times as fast as the winner. e is ``exponent``.
 * f / u > ``slack``: at this pace, the trial ends after slack × T. The slack allows for the seed-to-seed spread, and is
   1 for `fast`.
 """
@@ -84,7 +84,6 @@ def rung_of(curve: Progress, limit: float) -> int:
 
 
 def seconds_of(rung: int, limit: float) -> float:
-    """Return a rung's train seconds; 0 before the first rung."""
     return FIRST * limit * 2.0**rung if rung >= 0 else 0.0
 
 
@@ -138,7 +137,7 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the paused trial with the least predicted time; before a success, the promoted trial.
+        """Return the paused trial with the least predicted time to the target; before a success, the promoted trial.
 
         Returns None if all paused trials are hopeless or, with ``fresh``, if all predictions exceed the cap or no
         promotion is due.
@@ -152,7 +151,7 @@ class Pace(Cap):
         return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the paused trial with the longest predicted time; before a success, the worst on the lowest rung."""
+        """Return the trial with the longest predicted time or, before a success, the least gain on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)

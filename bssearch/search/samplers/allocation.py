@@ -3,10 +3,11 @@
 1. The default configuration, uncapped unless the pruner paces trials.
 2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
-   The compared sizes are the largest without accumulation, the default, and the sizes a factor of 4 from the incumbent.
-   Sizes with a success get uncapped trials after step 4.
+   The compared sizes are the largest without accumulation, the default, and the nearest sizes a factor of 4 or more
+   from the incumbent. Sizes with a success get uncapped trials after step 4.
 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
-5. Batch sizes by weight: (incumbent's objective value / the size's best)², at least ½ for the incumbent's neighbours.
+5. Batch sizes by weight / (trials + 1). The weight is (incumbent's objective value / the size's best)², at least ½ for
+   the incumbent's neighbours.
 
 Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the answer's interval. If the
 incumbent is inside, step 3 runs only one trial at each size outside the interval (up to three before a success). The

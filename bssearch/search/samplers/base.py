@@ -26,8 +26,8 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 class Choice:
     """A configuration to try; ``sampled`` has the coordinates, or is None outside the space.
 
-    ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the expected gain of
-    another trial, as a share of the incumbent's time.
+    ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the largest expected
+    gain of a further trial, as a share of the incumbent's time.
     """
 
     configuration: Configuration

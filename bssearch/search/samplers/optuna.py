@@ -169,7 +169,7 @@ class OptunaSampler(Sampler):
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
     def told(self, history: History, trials: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
-        """Yield, in Optuna's form, trials in the space that run or have a result."""
+        """Yield trials in the space in Optuna's form, except failed, lost and cancelled trials."""
         best = history.reference
         reference = None if best is None else history.curves.get(best.number)
         for trial in trials:

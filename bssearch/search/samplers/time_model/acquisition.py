@@ -1,8 +1,8 @@
 """The knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time to the target.
 
-The next run is expected to lower the least posterior mean by the most per unit of cost. The posterior is a mixture over
-laws, departures from a law, and seed-to-seed spreads. Each component is a Gaussian process around a law with a free
-level.
+The next run is expected to lower the least posterior mean by the most per cost^`COST_POWER`. The posterior is a
+mixture over laws, departures from a law, and seed-to-seed spreads. Each component is a Gaussian process around a law
+with a free level.
 """
 
 from __future__ import annotations

@@ -172,7 +172,6 @@ def _ends(dimension: Dimension) -> tuple[float, float]:
 
 
 def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
-    """Return a Latin hypercube of shape (count, dimensions)."""
     places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
     return (places + rng.random((count, dimensions))) / count
 
