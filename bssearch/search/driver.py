@@ -464,7 +464,7 @@ class Driver:
                 missing = missing_sizes()
                 if missing:
                     self._shift.work()
-                    self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
+                    self.listener.note(f"timing steps at batch sizes: {', '.join(map(str, missing))}")
                 measure_step_times(
                     self.spec,
                     self.store,
@@ -499,7 +499,7 @@ class Driver:
         if time.monotonic() - self._looked <= HEARTBEAT_SECONDS:
             return
         if lost := ", ".join(map(str, self._leases.mark_lost())):
-            self.listener.note(f"another driver seems dead; retrying trials {lost}")
+            self.listener.note(f"another driver seems dead; retrying lost trials: {lost}")
         self._looked = time.monotonic()
         self._refresh()
 
@@ -507,7 +507,7 @@ class Driver:
         if wait.for_others or wait.for_claim:
             self._shift.wait()
         if wait.for_others:
-            self._note_once(f"waiting for other drivers' trials {', '.join(map(str, wait.for_others))}")
+            self._note_once(f"waiting for trials of other drivers: {', '.join(map(str, wait.for_others))}")
         if wait.for_claim:
             self._note_once(f"waiting for another driver to {self._confirming}")
 

@@ -306,9 +306,9 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """The coordinates of the nearest batch size's best success besides the default, else of the default.
+        """The coordinates of the nearest batch size's best success besides the default.
 
-        Returns None if the default is outside the space.
+        Without such a success, returns the default's coordinates; None if outside the space.
         """
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]

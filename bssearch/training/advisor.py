@@ -475,6 +475,8 @@ class _StepNorms:
             of_ranks = [torch.empty_like(found) for _ in range(ranks)]
             dist.all_gather(of_ranks, found)
         each = torch.stack(of_ranks)
+        if count == 0:
+            return "a step had no backward pass; call step() after backward()"
         if count == 1 and not halves.was_open:
             return "a step had one micro-batch; train on, so that the advisor can split the micro-batch of another step"
         if count == 1:
@@ -482,13 +484,12 @@ class _StepNorms:
             return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
         if halves.splits and not is_split:
             return f"a step had {count} backward passes instead of one pass; train on"
-        if count == 0:
-            return "a step had no backward pass; call step() after backward()"
         if weights:
             expected = len(weights) * ranks
         if expected not in {None, self.backward_passes}:
             wrong = "weights" if weights else "micro_batches"
-            return f"a step had {self.backward_passes} backward passes instead of {expected}; correct {wrong}"
+            noun = "backward pass" if self.backward_passes == 1 else "backward passes"
+            return f"a step had {self.backward_passes} {noun} instead of {expected}; correct {wrong}"
         if not weights and not is_split and batch_size % count:
             return (
                 f"a step had {count} micro-batches, which do not divide batch {batch_size}; pass batch_size to step()"

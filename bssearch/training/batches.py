@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import Configuration
 from bssearch.records.batch_schedule import Stage, batch_schedule_of, stages_of
+from bssearch.records.text import plural
 from bssearch.training.computation import Computation
 from bssearch.training.course import first_line
 from bssearch.workloads.data import (
@@ -312,7 +313,8 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
             position += 1
         require(
             position > begun_at,
-            f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch; give at least one batch",
+            f"train_batches(batch_size={size}) gave no batch of {plural(size, 'sample')} in an epoch; give at least "
+            "one batch",
             error=WorkloadError,
         )
         epoch += 1
@@ -349,8 +351,8 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
         if short is not None or samples > size:
             wrong = samples if short is None else short
             raise WorkloadError(
-                f"train_batches(batch_size={size}) gave a batch of {wrong} samples; give {size} samples in all "
-                "batches but the last of an epoch"
+                f"train_batches(batch_size={size}) gave a batch of {plural(wrong, 'sample')}; give "
+                f"{plural(size, 'sample')} in all batches but the last of an epoch"
             )
         if samples < size:
             short = samples
@@ -403,8 +405,8 @@ class Growth:
         for stage in self.stages:
             require(
                 train_samples is not None or stage.micro_batch_size == self.stages[0].micro_batch_size,
-                f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; keep "
-                f"{self.stages[0].micro_batch_size} samples, because the workload makes its own batches",
+                f"micro-batches of batch {stage.batch_size} have {plural(stage.micro_batch_size, 'sample')}; keep "
+                f"{plural(self.stages[0].micro_batch_size, 'sample')}, because the workload makes its own batches",
                 error=WorkloadError,
             )
             require(

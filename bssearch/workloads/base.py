@@ -106,7 +106,7 @@ class Workload(Protocol):
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
       batches, from an ``IterableDataset`` or your ``DataLoader``. ``batch_size`` is the micro-batch size; ``seed``
       changes with the epoch. The first tensor must have ``batch_size`` rows. bssearch drops a smaller last batch.
-    * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
+    * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` has no length.
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
       list or dict of optimizers, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
     * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]`` replaces warmup and schedule by

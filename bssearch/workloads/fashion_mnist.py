@@ -221,7 +221,7 @@ class FashionMnist(TenClasses):
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor, *, strength: float | None = None) -> torch.Tensor:
-        """Move and mirror a share ``strength`` of the images, by default all images if ``augment`` is set."""
+        """Apply `moved_and_mirrored` to a share ``strength`` of the images, by default to all if ``augment`` is set."""
         share = float(self._augments) if strength is None else strength
         if share in (0.0, 1.0):
             return moved_and_mirrored(inputs) if share else inputs

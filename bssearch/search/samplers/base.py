@@ -14,6 +14,7 @@ from bssearch import registry
 from bssearch.analysis.objectives import objective_of
 from bssearch.errors import require
 from bssearch.records import Configuration, ParameterValue
+from bssearch.records.text import plural
 from bssearch.search.history import History
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import made_with
@@ -116,7 +117,7 @@ class Grid(Sampler):
             return None
         fitting = self._fitting(history)
         where = "" if len(fitting) == len(self._choices) else " at feasible batch sizes"
-        return f"trials ran all {len(fitting)} combinations of the grid{where}"
+        return f"trials ran all {plural(len(fitting), 'combination')} of the grid{where}"
 
     def _fitting(self, history: History) -> list[Choice]:
         feasible = history.feasible
