@@ -283,7 +283,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default configuration in the largest micro-batch that fits. Returns None if no size fits."""
+    """Time the default configuration in the largest micro-batch that fits; None if no size fits."""
     while (micro := _micro_batch_at(spec, batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:

@@ -73,7 +73,7 @@ class BatchAdvice:
     reason: str = ""
 
     def saved_steps(self, factor: float = 2.0) -> tuple[float | None, float, float] | None:
-        """Return the share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
+        """Return the share of steps that ``factor`` × the batch size saves, and a range; unknown values are None.
 
         Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range widens the noise scale's interval
         at each end by two deviations of B_crit (2 × `CRITICAL_BATCH_OCTAVES`). In quadrature, the range also adds two
