@@ -39,8 +39,8 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 class Program:
     """A user's Python ``script`` with its ``arguments``, or any ``command``.
 
-    A script calls `bssearch.current_trial`. A ``script`` such as ``file.py:make_trainer`` names a function that returns
-    a trainer.
+    A script calls `bssearch.current_trial`, or names a function that returns a trainer, as in
+    ``file.py:make_trainer``.
 
     Attributes:
         default: configuration that a description of the program uses.
@@ -74,7 +74,7 @@ class ExecutorSettings:
     """The workload and the devices of an executor; see `ExecutorSpec`.
 
     Attributes:
-        workload: name of a workload in ``folder``, or of the program.
+        workload: name of a workload or program; files are relative to ``folder``.
         given: workload class or object, for the executor ``inline``.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
         devices: counts of devices that a trial may train on, ascending.
@@ -125,7 +125,7 @@ class Executor(Protocol):
         """Describe the workload's data, metrics, model and environment."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time a configuration's steps. Raises `LaunchError` if the worker dies."""
+        """Time a configuration's steps. Raises `LaunchError` if the worker dies, unless memory ran out."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Test in a new process whether a micro-batch fits in memory."""
@@ -138,11 +138,12 @@ class Executor(Protocol):
 
         Raises:
             LaunchError: the worker cannot start.
+            WorkloadError: the workload does not load.
             ValueError: no slot is free.
         """
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end within a step, or do nothing if the trial is unknown.
+        """Ask a running trial to end. Do nothing if the trial is unknown.
 
         `TrialState.PAUSED` prunes a trial that has no writable ``checkpoint``.
         """
@@ -159,7 +160,7 @@ class Executor(Protocol):
 
 @runtime_checkable
 class TimesSideBySide(Executor, Protocol):
-    """An executor that times steps on several devices at once."""
+    """An executor that times steps in several slots at once."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """Time the steps of at most `slots` requests, one request per slot."""
@@ -174,7 +175,7 @@ def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
     require(
         threads <= cpus,
         f"{asked} = {threads} must be <= {cpus}, the number of CPUs of this machine",
-        hint="lower executor.threads or executor.devices, because surplus threads slow each other",
+        hint=f"lower {asked.replace('×', 'or')}, because surplus threads slow each other",
     )
 
 
@@ -308,7 +309,10 @@ class LineSplitter:
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines that a chunk completes. Raises `ValueError` if a line exceeds `LONGEST_LINE_BYTES`."""
+        """Return the lines that a chunk completes.
+
+        Raises `ValueError` if an incomplete line exceeds `LONGEST_LINE_BYTES`.
+        """
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             raise ValueError(f"a line has more than {LONGEST_LINE_BYTES:,} bytes")

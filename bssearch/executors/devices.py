@@ -20,7 +20,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
     require(
         choice[0] in {"cpu", *cuda},
         f"no device {wanted!r}; this machine has {', '.join(['cpu', *cuda])}",
-        hint="choose auto, cpu, cuda or cuda:N",
+        hint="choose auto, or a device of this machine",
         error=LaunchError,
     )
     users = {device: other_processes(device) or [] for device in map(torch.device, choice)}
@@ -32,7 +32,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
     require(
         idle or allow_busy,
         f"devices in use: {busy}; times on a shared device are not reliable",
-        hint="wait for the process, choose another device, or accept a shared device with --allow-busy",
+        hint="wait for these processes, choose another device, or accept a shared device with --allow-busy",
         error=LaunchError,
     )
     devices = idle or list(users)

@@ -57,10 +57,10 @@ class Gpus:
         )
 
     def of_slot(self, slot: int, count: int) -> list[str]:
-        """Return the slot's ``count`` GPUs. The GPUs change only if ``count`` changes.
+        """Return the slot's ``count`` GPUs. The GPUs change only after `give_back` or with another ``count``.
 
         If no GPU is free, a slot with ``count`` = 1 shares a GPU of this driver. Raises `LaunchError` if too few GPUs
-        are free.
+        are free, or if several GPUs include a MIG slice.
         """
         if len(self._of_slots.get(slot, ())) == count:
             return self._of_slots[slot]
@@ -76,13 +76,15 @@ class Gpus:
             self.give_back(slot)
             users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
             fewer = "set executor.devices lower" if count > 1 else "set executor.device: cpu"
-            others = "the other GPUs, by bssearch" if len(taken) < len(self._uuids) else "none"
+            hint, others = fewer, "none"
+            if users:
+                hint = f"wait for these programs, {fewer}, or accept shared GPUs with --allow-busy"
+            elif len(taken) < len(self._uuids):
+                hint, others = f"{fewer}, or wait for other studies on this machine", "the other GPUs, by bssearch"
             raise LaunchError(
                 f"a trial needs {plural(count, 'GPU')}; free GPUs: {len(taken)} of {len(self._uuids)}"
                 f" (in use: {users or others})",
-                hint=f"wait for these programs, {fewer}, or accept shared GPUs with --allow-busy"
-                if users
-                else f"{fewer}, or wait for other studies on this machine",
+                hint=hint,
             )
         if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
             self.give_back(slot)
@@ -120,9 +122,10 @@ def _lock_of(uuid: str) -> str:
 
 
 def visible(listed: str, chosen: str | None) -> list[str]:
-    """Return the UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses. MIG slices replace their GPU.
+    """Return the UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses.
 
-    Device numbers follow the order of ``nvidia-smi``; see `CUDA_DEFAULTS`.
+    If ``chosen`` is None, MIG slices replace their GPU. Device numbers follow the order of ``nvidia-smi``; see
+    `CUDA_DEFAULTS`.
     """
     found: list[str] = []
     whole: list[str] = []

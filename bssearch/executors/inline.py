@@ -71,7 +71,7 @@ class InlineExecutor:
         require(
             settings.devices == (1,),
             f"executor.devices = {settings.devices[-1]} must be 1 with the executor inline, which is one process",
-            hint="put the workload into a file, and set executor.name: local",
+            hint="set executor.devices: 1, or put the workload into a file and set executor.name: local",
         )
         self.slots = 1
         self._settings = settings
@@ -127,7 +127,7 @@ class InlineExecutor:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Train to the trial's next evaluation or end, and return the new events."""
+        """Return the new events. If there are none, train to the trial's next evaluation or end."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)

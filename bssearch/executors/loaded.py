@@ -100,7 +100,8 @@ class LoadedWorkload:
             raise
         except Exception as error:
             raise WorkloadError(
-                f"building or evaluating the workload's model failed: {describe_exception(error)}"
+                f"building or evaluating the model of workload {self._load.settings.workload!r} failed: "
+                f"{describe_exception(error)}"
             ) from error
         description = WorkloadDescription(
             train_samples=len(data.train),
@@ -179,7 +180,6 @@ class LoadedWorkload:
     def trial(
         self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None
     ) -> TrialLoop:
-        """Make a trial and set the process's number of CPU threads."""
         torch.set_num_threads(request.plan.threads)
         return TrialLoop(
             request,

@@ -61,7 +61,10 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)`` with the user's innermost frame, or else a library's."""
+    """Return ``ExceptionType: message (file:line: code)`` with the user's innermost frame, or else the innermost frame.
+
+    A `BSSearchError` gives only its message.
+    """
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -459,9 +462,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its starting thread ends (Linux). A forked child may call this function.
+    """Let the kernel kill this process when the thread that started the process ends (Linux).
 
-    If the ``parent`` has already died, the process ends at once.
+    A forked child may call this function. If the ``parent`` has already died, the process ends at once.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -89,7 +89,6 @@ class RankProcess:
         threading.Thread(target=self._listen, name=f"bssearch rank {rank}", daemon=True).start()
 
     def tell(self, order: Order) -> None:
-        """Send an order, unless the process is dead."""
         with suppress(OSError):
             _send(self._line, order)
 
@@ -120,7 +119,8 @@ class RankProcess:
 class RankProcesses:
     """A worker's ranks 1, 2, …, which start when a request needs ranks.
 
-    If a rank ends and rank 0's call does not fail, a thread calls ``on_lost``, which must end this process.
+    If a rank ends and rank 0's call does not fail within `GRACE_SECONDS`, a thread calls ``on_lost``, which must end
+    this process.
     """
 
     def __init__(self, load: Load, computation: Computation, on_lost: Callable[[Exception], NoReturn]) -> None:
@@ -134,7 +134,7 @@ class RankProcesses:
 
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
-        """Open a context with ``size`` idle ranks, and restart failed ranks."""
+        """Open a context with ``size`` idle ranks. If a rank has ended, all ranks restart."""
         if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:

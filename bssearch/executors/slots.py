@@ -88,7 +88,7 @@ class RunningTrial:
     observations: list[Observation] = field(default_factory=list)
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add contention, device and the last evaluation to an outcome."""
+        """Complete an outcome with contention, device, wall seconds and evaluations."""
         outcome = replace(
             outcome,
             contended=outcome.contended or self.contended,
@@ -131,7 +131,7 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed request. ``is_lost`` says whether the worker's machine is gone."""
+    """A failed request. ``is_lost`` says whether Ray lost the worker's actor."""
 
     error: BSSearchError
     out_of_memory: bool = False
@@ -206,13 +206,14 @@ class Slot:
         return None
 
     def end_if_hung(self, hang_seconds: float) -> None:
-        """Kill the worker after ``hang_seconds`` without progress."""
+        """Kill a training worker after ``hang_seconds`` without progress."""
         if self.state is SlotState.TRAINING and self.trial is not None:
             silence = time.monotonic() - max(self._living.last_heard, self.trial.started)
             if silence > hang_seconds:
                 self.condemn(
                     TrialState.FAILED,
-                    f"hang: no training progress for {silence:.0f} s; raise executor.hang_seconds if steps take longer",
+                    f"hang: no training progress for {silence:.0f} s; if steps take longer, raise "
+                    f"executor.hang_seconds above {hang_seconds:g}",
                     stack=True,
                 )
 
@@ -341,13 +342,12 @@ class SlotExecutor(ABC):
         require(
             not self._has_gpus or self._settings.devices[-1] <= (self._devices or 1),
             f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the number of free GPUs",
-            hint="wait for the programs on the other GPUs, or set executor.devices lower",
+            hint="set executor.devices lower; if other programs use GPUs, wait for their end",
             error=LaunchError,
         )
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Return a `StepTime` even if memory runs out."""
         return self.measure_step_times([request])[0]
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
@@ -595,7 +595,7 @@ def may_have_gpus() -> bool:
 
 
 def cpu_slots(threads: int) -> int:
-    """Return the number of ``auto`` slots on the CPU, limited by cores and memory."""
+    """Return the number of ``auto`` slots on the CPU: 1 to `MOST_CPU_SLOTS`, limited by cores and memory."""
     available = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no control group, or no limit: "max"
         limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -631,7 +631,6 @@ class LocalExecutor(SlotExecutor):
         )
 
     def describe(self) -> WorkloadDescription:
-        """Describe the workload. On a CPU, all workers load at once."""
         if self._is_on_cpu:
             self._start_all()
         return super().describe()

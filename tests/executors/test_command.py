@@ -294,7 +294,7 @@ def test_what_keeps_a_command_from_being_described_is_said(script: str, said: st
         ),
         (
             "i=0; while true; do echo step $((i++)) ACC=0.5; sleep 0.01; done",
-            "no metric for 1 s; the study's target metric is",
+            "no metric within 1 s; the study's target metric is",
         ),
     ],
 )

@@ -248,7 +248,7 @@ def test_auto_is_a_slot_for_each_gpu_and_each_slot_sees_its_own(monkeypatch: pyt
 def test_gpus_that_no_slot_uses_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(FakeRay(actors("a"), GPU_NODES), monkeypatch) as executor:
         notice = executor.describe().notice
-        assert notice is not None and "1 of 4 GPUs" in notice
+        assert notice is not None and "executor.slots = 1, but the Ray cluster has room for 4 slots" in notice
 
 
 @pytest.mark.parametrize(
@@ -257,6 +257,7 @@ def test_gpus_that_no_slot_uses_are_told_of(monkeypatch: pytest.MonkeyPatch) -> 
         (GPU_NODES, {"slots": 5}, "executor.slots = 5 must be <= 4"),
         (GPU_NODES, {"slots": 3, "threads": 8}, "executor.slots = 3 must be <= 2"),
         (GPU_NODES, {"threads": 9}, "executor.threads = 9 must be <= 8"),
+        ([Node("a", 2, 1), Node("b", 8, 0)], {"threads": 4}, "no node of the Ray cluster with a GPU has 4 CPUs"),
         (GPU_NODES, {"device": "cuda:1"}, "executor.device = 'cuda:1' must be auto, cpu or cuda"),
         ([Node("a", 8, 0)], {"device": "cuda"}, "no node of the Ray cluster has a GPU"),
         ([], {}, "executor.threads = 1 must be <= 0"),

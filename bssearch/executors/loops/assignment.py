@@ -68,7 +68,8 @@ class LoopStages:
         require(
             self._schedule is None,
             f"{self._name}: {who} cannot grow the batch: {why}",
-            hint='use your own loop in one process; see "Batches that grow" in `bssearch guide own-training`',
+            hint=f"remove {BATCH_SCHEDULE} from the space, or use your own loop in one process; see "
+            '"Batches that grow" in `bssearch guide own-training`',
         )
 
     def at(self, steps: int) -> Configuration:
@@ -80,7 +81,7 @@ class LoopStages:
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
-        """True if the next step begins a stage."""
+        """True if the next step begins another stage."""
         return steps > 0 and self._place(steps) != self._place(steps - 1)
 
     def has_new_micro_batches(self, steps: int) -> bool:

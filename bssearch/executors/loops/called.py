@@ -36,7 +36,6 @@ class Piece:
         self._work: TrialRun | Looked | None = None
 
     def begin(self) -> Trial:
-        """Set the number of threads and the seed, and return the trial."""
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self._work = work_of(self.assign, self)

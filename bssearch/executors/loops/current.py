@@ -122,7 +122,10 @@ class Session:
     def take(
         self, given: dict[str, ParameterValue], ranks: LaunchedRanks | None = None
     ) -> TrialRun | Looked | LeaderWork:
-        """Return the assigned work, as a `LeaderWork` if there are ``ranks``. Raises `UsageError` at a second call."""
+        """Return the assigned work, as a `LeaderWork` if there are ``ranks``.
+
+        Raises `UsageError` at a second call, or if ranks get a branch.
+        """
         require(
             self.work is None,
             "the script calls current_trial() twice: call current_trial() once, because a script trains one trial",
@@ -211,7 +214,7 @@ def current_trial(
     Outside a search, the trial has the given values.
 
     Args:
-        batch_size: samples per optimizer step, of all ranks together.
+        batch_size: samples (or tokens) per optimizer step, of all ranks together.
         evaluate_every: steps between evaluations outside a search; by default an evaluation follows each pass.
         steps: steps outside a search; by default the run continues until the loop ends.
         parameters: defaults of ``trial.parameters``.
@@ -219,9 +222,9 @@ def current_trial(
     With a launcher such as torchrun, every rank must call this function after initialising torch.distributed.
 
     Raises:
-        UsageError: a second call, uninitialised torch.distributed, a batch that ranks cannot share, or an invalid
-            value.
-        LaunchError: the search no longer listens.
+        UsageError: a second call in a search, uninitialised torch.distributed, a batch or number of ranks that does not
+            fit, or an invalid value.
+        LaunchError: the connection to the search fails.
 
     ::
 

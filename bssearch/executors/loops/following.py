@@ -68,7 +68,10 @@ class FieldsRead:
         self.lately.add(name)
 
     def check_begins(self, *, has_sampler: bool) -> None:
-        """Raise `UsageError` if the loop has not read the batch size or, with accumulation, the micro-batch size."""
+        """Raise `UsageError` if the loop has read no batch or micro-batch size, unless a sampler reads the batch size.
+
+        With accumulation, the loop must read the micro-batch size.
+        """
         require(
             self.fields & {"batch_size", "micro_batch_size"} or has_sampler,
             "the script trains without reading trial.batch_size or trial.micro_batch_size",
@@ -89,9 +92,9 @@ class FieldsRead:
         )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
-        """Return warnings about searched parameters that the loop has not read at the first step.
+        """Return warnings about unread searched parameters and a wrong learning rate at the first step.
 
-        Raises `UsageError` only if the learning rate is unread, because other parameters may be conditional.
+        Raises `UsageError` only if a searched learning rate is unread, because other parameters may be conditional.
         """
         require(
             "learning_rate" not in self.searched or "learning_rate" in self.fields,
@@ -114,7 +117,7 @@ class FieldsRead:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """True if an optimizer has this learning rate, or if no optimizer is known."""
+        """True if an optimizer has the learning rate ``rate``, or if no optimizer is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
@@ -302,7 +305,7 @@ def _length_at(batch: Any, place: SampleAxis) -> int | None:
 
 
 def has_rows_of_ids(batch: Any, rows: int) -> bool:
-    """True if a batch has a table of integers, such as token ids, with this number of rows."""
+    """True if a batch has a table of ``rows`` rows of integers, such as token ids."""
     tables = [one for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim == 2]
     return any(one.shape[0] == rows and one.shape[1] > 1 and not one.is_floating_point() for one in tables)
 
@@ -352,7 +355,7 @@ class OptimizerSteps:
     def other_than(self, steps: int) -> int | None:
         """Return the largest step count of an unwatched optimizer.
 
-        Returns None if a count equals ``steps`` or if the loop named its optimizers.
+        Returns None if no optimizer has stepped, a count equals ``steps``, or the loop named its optimizers.
         """
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)

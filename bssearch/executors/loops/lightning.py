@@ -33,18 +33,22 @@ DECIDES_FOR_ITSELF = frozenset(
 
 def library() -> Any:
     """Import Lightning. Raises `UsageError` if the package is missing or the version is unsupported."""
-    wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
-    hint = f"pip install 'bssearch[lightning]', which installs {wanted}"
+    versions = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
+    extra = "pip install 'bssearch[lightning]'"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
-        version = installed_version(PACKAGES[module])
+        name = PACKAGES[module]
+        version = installed_version(name)
         if version is not None:
             require(
                 OLDEST <= numbers_of(version) < BELOW,
-                f"{PACKAGES[module]} {version} is installed; a trial needs {wanted}",
-                hint=hint,
+                f"{name} {version} is installed; a trial needs {name}{versions}",
+                hint=extra if name == "lightning" else f"pip install '{name}{versions}'",
             )
             return importlib.import_module(module)
-    raise UsageError(f"the package lightning is missing; a trial with a Lightning Trainer needs {wanted}", hint=hint)
+    raise UsageError(
+        f"the package lightning is missing; a trial with a Lightning Trainer needs lightning{versions}",
+        hint=extra,
+    )
 
 
 Callback: Any = library().Callback
@@ -132,11 +136,16 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._trial.is_look:
             self._lift_limits(trainer)
         if self._steers:
+            limit = trainer.limit_val_batches
+            require(
+                limit > 0,
+                f"the Trainer cannot validate: limit_val_batches = {limit} must be > 0",
+                hint="leave limit_val_batches out",
+            )
             require(
                 trainer.enable_validation,
-                "the Trainer cannot validate: there is no validation loader or validation_step, or "
-                f"limit_val_batches = {trainer.limit_val_batches}",
-                hint="call trainer.fit(module, train_loader, validation_loader)",
+                "the Trainer cannot validate: the module has no validation_step, or the fit has no validation loader",
+                hint="define validation_step, and call trainer.fit(module, train_loader, validation_loader)",
             )
             self._plan(trainer)
             if self._is_awaited:
@@ -170,7 +179,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._trial.check_size(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count an optimizer step, and validate if an evaluation is due.
+        """Count an optimizer step, and plan a due validation.
 
         Raises `UsageError` if the module sets learning rates.
         """

@@ -323,7 +323,6 @@ class MeasuredNoise(Looked):
         return step % self._request.eval_every_steps == 0
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Measure the step's gradient noise if `evaluated` has started the measurement."""
         super().stepped(step, samples)
         if self.noise is not None:
             self.noise.stepped()
@@ -342,7 +341,7 @@ class MeasuredNoise(Looked):
             self.noise,
             "cannot measure the gradient noise, because the loop did not name its model, or its ranks train different "
             "parameters",
-            hint="call trial.state(model=model, optimizer=optimizer)",
+            hint="call trial.state(model=model, optimizer=optimizer), and train the same parameters on each rank",
         )
         self._began = time.perf_counter()
         noise.measure(True)

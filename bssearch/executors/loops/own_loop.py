@@ -59,9 +59,9 @@ class Trial:
 
     ``rank`` is this process's number, below `world_size`. With a batch size schedule, ``learning_rate``, the batch
     sizes and ``accumulation_steps`` belong to the next step. ``parameters`` holds the study's other values, and
-    ``given`` holds the arguments of `current_trial`. ``is_look`` says whether bssearch only describes or measures the
-    loop. The loop must read a searched learning rate. A warning names each other searched parameter that the loop does
-    not read.
+    ``given`` holds `current_trial`'s arguments without ``seed``. ``is_look`` says whether bssearch only describes or
+    measures the loop. The loop must read a searched learning rate. A warning names each other searched parameter that
+    the loop does not read.
 
     ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
 
@@ -187,7 +187,6 @@ class Trial:
             ) from error
 
     def has_asked(self, name: str) -> bool:
-        """True if the script has read a parameter."""
         return name in (self._asked.fields if name == "learning_rate" else self.parameters.asked)
 
     def check_trainer(self, who: str) -> None:
@@ -220,7 +219,6 @@ class Trial:
         )
 
     def warn(self, sentence: str) -> None:
-        """Add a warning to the trial."""
         self._assignment.warned(sentence)
 
     @property
@@ -267,7 +265,6 @@ class Trial:
         self.report_all(metrics, loss)
 
     def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
-        """Report metrics of any name; see `report`."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
@@ -288,7 +285,8 @@ class Trial:
 
         Raises:
             TrialStopped: the trial has already ended.
-            UsageError: ``samples`` < 1, or a due evaluation is missing.
+            UsageError: ``samples`` < 1, unknown ``samples`` with the objective ``samples_to_target``, or a missing due
+                evaluation.
         """
         require(
             samples is None or samples >= 1,
@@ -327,9 +325,9 @@ class Trial:
 
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
-                the function for each new size. With a loader, only accumulation grows.
-            evaluate: a function that returns the metrics by name. The first call precedes the first step. If None, the
-                body must `report`.
+                the function for each new micro-batch size. With a loader, only accumulation grows.
+            evaluate: a function that returns the metrics by name. In a search, the first call precedes the first step.
+                If None, the body must `report`.
             test: a function that returns the test metrics, called once in confirmation runs and outside a search.
             epochs: passes outside a search. A search repeats the data.
 
@@ -384,7 +382,7 @@ class Trial:
         """Return this rank's sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
         Equal seeds give equal batches. The sampler drops an incomplete last batch. Raises `UsageError` if batches count
-        tokens.
+        tokens or exceed ``dataset``.
         """
         require(
             not self._assignment.counts_tokens,
@@ -438,20 +436,21 @@ class Trial:
         tokens = [] if self._token_sampler is None else self._token_sampler.tokens(self._batch_number)
         require(
             tokens,
-            "the loop called trial.batch_tokens(), but has no token batches",
-            hint="use DataLoader(..., batch_sampler=trial.token_batches(lengths))",
+            "the loop called trial.batch_tokens(), but has drawn no token batch for this step",
+            hint="call batch_tokens() in the loop's body, with DataLoader(..., "
+            "batch_sampler=trial.token_batches(lengths))",
         )
         return sum(map(sum, tokens)) / self.world_size
 
     def state(self, **objects: Any) -> None:
-        """Register the objects to checkpoint, each with ``state_dict()``, so that the trial can pause.
+        """Register the objects to checkpoint, so that the trial can pause.
 
-        The trial then counts the optimizers' steps. Raises `UsageError` at a second call, or after `sampler`,
-        `token_batches` or `batches`.
+        The trial then counts the optimizers' steps. Raises `UsageError` at a second call, after `sampler`,
+        `token_batches` or the loop's start, or if an object lacks ``state_dict()`` or ``load_state_dict()``.
         """
         require(
             not self._has_begun and self._sampler is None and self._token_sampler is None,
-            "call state() before sampler(), token_batches() and batches()",
+            "the script calls trial.state() too late: call state() before sampler(), token_batches() and the loop",
         )
         require(not self.has_state, "the script called state() twice: pass all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
@@ -486,7 +485,7 @@ class Trial:
             self._assignment.looped(self.steps, because)
 
     def look_at(self, objects: Mapping[str, Any]) -> None:
-        """Warn about normalisation layers and averages of weights that distort the comparison of batch sizes."""
+        """Warn about normalisation layers that distort the comparison of batch sizes, and watch averages of weights."""
         modules = trained_modules(objects)
         self._assignment.modelled(modules, self._tokens_at_hand)
         found = about_ranks(modules) if self.world_size > 1 else []
@@ -495,7 +494,6 @@ class Trial:
         self._averages = Averages(objects)
 
     def count_steps_of(self, optimizers: Mapping[str, Any]) -> None:
-        """Count these optimizers' steps instead of batches."""
         self._optimizer_steps.watch(optimizers)
 
     @property
@@ -585,7 +583,6 @@ class Trial:
             passes.check(self._now.micro_batch_size)
 
     def check_size(self, batch: Any) -> None:
-        """Check the first micro-batch of a stage; see `Followed.check_size`."""
         if self._counts_tokens:
             self._followed.awaits_batch = False
             if self._token_sampler is None and has_rows_of_ids(batch, self._now.micro_batch_size):
@@ -598,17 +595,17 @@ class Trial:
         self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Count the samples, or tokens with padding, of all ranks' micro-batches.
+        """Count the samples of all ranks' micro-batches, or the tokens of full micro-batches.
 
-        Returns None with a warning if the number is unknown.
+        Returns None with a warning if the number is unknown, but raises `UsageError` if the objective counts samples.
         """
         if self._counts_tokens:
             return self._now.micro_batch_size * self.world_size
         if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:
             return found * self.world_size
         self._untold(
-            f"a micro-batch is a {type(batch).__name__}, but bssearch cannot count the samples of this type",
-            "use a loader whose batches are tensors, or tuples, lists or dicts of tensors",
+            f"bssearch cannot count the samples of a micro-batch of type {type(batch).__name__}",
+            "use a loader whose batches are tensors with one row per sample, or tuples, lists or dicts of such tensors",
         )
         return None
 
@@ -652,10 +649,12 @@ class Trial:
             raise error
 
     def _no_steps(self) -> UsageError:
-        names = ", ".join(self._optimizer_steps.names)
+        names = self._optimizer_steps.names
+        who = f"the optimizer{'s' if len(names) > 1 else ''} {' and '.join(map(repr, names))}"
+        calls = ", ".join(f"{name}.step()" for name in names)
         return UsageError(
-            f"the optimizer {names!r} took no step in {self._skipped} batches, after step {self.steps}",
-            hint=f"call {names}.step() in the loop; if a CUDA graph replays the step, leave {names} out of trial.state",
+            f"{who} took no step in {self._skipped} batch{'es' if self._skipped > 1 else ''}, after step {self.steps}",
+            hint=f"call {calls} in the loop; if a CUDA graph replays the step, leave the optimizer out of trial.state",
         )
 
     def _is_due(self, step: int) -> bool:
@@ -677,8 +676,8 @@ class Trial:
         taken = self._optimizer_steps.other_than(step - self._first_step)
         if taken is not None and step > self._first_step and self._assignment.cycles:
             self._assignment.warned(
-                "the optimizer and the loop took different numbers of steps: call trial.state(optimizer=...) to count "
-                "the optimizer's steps"
+                f"the optimizer took {taken} steps, but the loop took {step - self._first_step} steps: call "
+                "trial.state(optimizer=...) to count the optimizer's steps"
             )
         self._assignment.evaluated(step, metrics, loss)
         if not self._is_in_batch:  # within a loop's body the trial cannot pause

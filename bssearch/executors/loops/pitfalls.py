@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from bssearch.records import Configuration
+from bssearch.records.text import plural
 from bssearch.spec import GROUP_NORM, batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 from bssearch.training.optimizers import trained_by
@@ -18,7 +19,7 @@ WATCHED_STEPS = 3  # first steps to check, because an average that follows micro
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
-    """Return the outermost modules that the objects' optimizers train, or all modules if there is no optimizer."""
+    """Return the outermost modules. If the objects have optimizers, return only modules that the optimizers train."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
     if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]
@@ -46,7 +47,7 @@ def about_ranks(modules: Sequence[nn.Module]) -> list[str]:
     """Return a warning if ranks that share a batch do not synchronise batch normalisation."""
     layers = _unsynchronised(modules)
     sentence = (
-        f"{layers} batch normalisation layers see only one rank's share of a micro-batch: on GPUs use "
+        f"only one rank's share of a micro-batch reaches {plural(layers, 'batch normalisation layer')}: on GPUs use "
         f"model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), else {GROUP_NORM}"
     )
     return [sentence] if layers else []
@@ -73,7 +74,7 @@ Versions = list[tuple[int, int]]
 
 
 class Averages:
-    """The averages of weights among a loop's objects, which only the optimizer's step may change."""
+    """The averages of weights among a loop's objects, which may change only after the optimizer's step."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         trained = _trained_by(objects)

@@ -34,7 +34,6 @@ class LaunchedRanks:
             torch.cuda.set_device(local_rank)
 
     def share(self, said: T | None) -> T | None:
-        """Broadcast rank 0's value."""
         box = [said]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
@@ -126,7 +125,6 @@ class FollowerWork(RankWork):
             self._noise.stepped()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Receive the next `Word` of rank 0."""
         self._ranks.wait()
         self._word = cast(Word, self._ranks.share(None))
         self.is_over = self._word.is_over
@@ -148,7 +146,7 @@ class FollowerWork(RankWork):
 
 
 class LeaderWork(RankWork):
-    """Rank 0's work, whose trial ends only at an evaluation."""
+    """Rank 0's work. A stop request or a limit ends the trial only at an evaluation."""
 
     def __init__(self, assign: Assign, line: Line, ranks: LaunchedRanks) -> None:
         super().__init__(assign.configuration, assign)
@@ -182,7 +180,7 @@ class LeaderWork(RankWork):
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record the evaluation of all ranks and announce the next evaluation."""
+        """Record the evaluation of all ranks, and announce the next evaluation or the end."""
         self._ranks.wait()  # the wait counts as evaluation, not as the next step
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over

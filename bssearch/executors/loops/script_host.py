@@ -110,7 +110,7 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
 
 
 def variables_of_ranks(ranks: int) -> list[dict[str, str]]:
-    """Return each rank's environment variables with torchrun's names. A single rank has no variables."""
+    """Return each rank's environment variables with torchrun's names."""
     if ranks == 1:
         return [{}]
     with socket.socket() as free:

@@ -54,8 +54,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """A callback that makes a Trainer's training a trial.
 
     The train seconds include data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
-    whole batch, unless the Trainer's own ``max_steps`` or ``num_train_epochs`` ends the trial. See `check_counts_items`
-    for the loss with accumulation.
+    whole batch, unless the user sets ``max_steps`` or ``num_train_epochs``. See `check_counts_items` for the loss with
+    accumulation.
 
     Args:
         metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``, or None for all metrics.
@@ -111,7 +111,6 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Check that the optimizer has the schedule's learning rate."""
         optimizer, schedule = others.get("optimizer"), others.get("lr_scheduler")
         if optimizer is not None and schedule is not None and hasattr(schedule, "get_last_lr"):
             self._trial.check_scheduled(rates_of([optimizer], "lr"), schedule.get_last_lr(), "a callback")
@@ -443,7 +442,7 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     """Count the whole steps in a pass over a loader.
 
     Returns infinity if the loader has no length and ``max_steps`` is set. Raises `UsageError` if a pass has no whole
-    step.
+    step, or if neither a length nor ``max_steps`` is known.
     """
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation * max(1, arguments.world_size)

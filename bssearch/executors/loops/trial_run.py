@@ -92,7 +92,6 @@ class NoiseNearTarget:
             self.advisor.close()
 
     def stepped(self) -> None:
-        """Record a step, and restore the held weights."""
         if self.is_near:
             self.advisor.step()
         if self.is_near and self._held:
@@ -156,7 +155,7 @@ class HostClock(Clock):
 class LoopClock:
     """Books a loop's time in ledgers.
 
-    If the first `WARM_UP_STEPS` after a start or pause exceed the later steps' median, the excess counts as warm-up.
+    If the first `WARM_UP_STEPS` after a start or resume exceed the later steps' median, the excess counts as warm-up.
     """
 
     clock: HostClock

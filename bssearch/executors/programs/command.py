@@ -69,7 +69,8 @@ FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the 
 class ReportedTrial:
     """Collects a program's reports. ``ending`` is None while the trial runs.
 
-    Seconds come from the program or the wall clock. The pace of later steps gives the time before the first report.
+    Seconds come from the program or the wall clock. With the wall clock, the pace between the first two reports gives
+    the time before the first report.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if ``asked`` is set or the time limit has passed."""
+        """End the trial if ``asked`` is set, or if the limit of train seconds has passed on the wall clock."""
         if self.ending is not None:
             return
         if asked is not None:
@@ -136,7 +137,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial if the program exited with code 0. Raises `UsageError` if no report had the metric."""
+        """After ``code`` 0, end the trial, or raise `UsageError` if no report had the metric."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             require(
@@ -179,8 +180,8 @@ class ReportedTrial:
             )
         if self._needs_samples and self._assumed_samples:
             yield (
-                f"the command does not report {SAMPLES}, so samples_to_target counts batch_size samples per step; "
-                f"let the command report {SAMPLES}"
+                f"a report of the command has no {SAMPLES}, so samples_to_target counts batch_size samples per step; "
+                f"let the command report {SAMPLES} each time"
             )
         wall = self._ended - self._started
         if self._basis is SecondsBasis.REPORTED and self._seconds > AHEAD * wall + AHEAD_SECONDS:
@@ -205,7 +206,9 @@ class ReportedTrial:
         if self._first is None:
             return
         require(
-            report.step > self.steps, f"the command reports step {report.step} after step {self.steps}: steps must rise"
+            report.step > self.steps,
+            f"the command reports step {report.step} after step {self.steps}: steps must rise; count from the start of "
+            "training",
         )
         require(
             (report.seconds is None) == (self._basis is SecondsBasis.WALL),
@@ -215,7 +218,7 @@ class ReportedTrial:
         require(
             report.seconds is None or report.seconds >= self._seconds,
             f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g} seconds: seconds must never "
-            "fall",
+            "fall; count from the start of training",
         )
         self._still = self._still + 1 if report.seconds is not None and report.seconds == self._seconds else 0
         self._moved = self._moved if self._still else now
@@ -284,7 +287,7 @@ class ReportedTrial:
         require(
             self._samples <= samples <= LARGEST_STEP and samples == int(samples),
             f"the command reports {samples:g} samples at step {report.step}, after {self._samples} samples: samples "
-            "must be whole numbers and never fall",
+            f"must be whole numbers up to {LARGEST_STEP:g} and never fall; count from the start of training",
         )
         return int(samples)
 
@@ -307,7 +310,7 @@ LARGEST_FILE = 2**26  # bytes of a file that counts as code, because larger file
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """Return 12 hex digits of the SHA-256 of a command, its report format and its files."""
+    """Return 12 hex digits of the SHA-256 of a command, its report format and its files in ``folder``."""
     parts = ["\0".join(program.command), repr(sorted(program.report.items()))]
     for path in files_of(program.command, folder).values():
         # Files outside the folder are interpreters, which differ by machine.
@@ -401,7 +404,7 @@ class LoadedCommand(LoadedProgram):
                 if metric in found:
                     break
                 if time.monotonic() - began > patience:
-                    raise self._other_metric(offered, process, f" for {patience:g} s")
+                    raise self._other_metric(offered, process, f" within {patience:g} s")
             else:
                 raise self._other_metric(offered, process)
         names = [metric, *sorted(offered - {metric})[: MOST_METRICS - 1]]
@@ -493,7 +496,7 @@ class LoadedCommand(LoadedProgram):
             or len(self._takes & {"batch_size", "micro_batch_size", "accumulation_steps"}) >= 2,
             f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches per step, "
             "but the command has fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
-            hint="add a placeholder to the command",
+            hint="let the command take two of these placeholders",
         )
 
     def _asked(
@@ -532,8 +535,10 @@ class LoadedCommand(LoadedProgram):
                         "first report",
                     )
                 if time.monotonic() - last > self._hang_seconds:
+                    # a command that has reported needs no advice about reports
+                    advice = process.shown_lines if has_reported else self._hint_of_reports(process)
                     raise WorkloadError(
-                        f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports(process)}",
+                        f"the command made no report for {self._hang_seconds:g} s{advice}",
                         hint="raise executor.hang_seconds if a report may take longer",
                     )
             code = process.end()
@@ -589,8 +594,8 @@ class LoadedCommand(LoadedProgram):
         return required(
             pace,
             f"batch size {configuration.batch_size}: the command ended after {plural(count, 'report')}, "
-            + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step"),
-            hint=f"let the command make more than {REPORTS_TIMED} reports, with rising steps",
+            + ("whose steps or seconds do not rise" if count > 1 else "too few to time a step"),
+            hint=f"let the command make more than {REPORTS_TIMED} reports, with rising steps and seconds",
             error=WorkloadError,
         )
 

@@ -242,8 +242,9 @@ def outcome_of(
 ) -> TrialOutcome:
     """Return a connected program's outcome: the last reply, else ``asked``, else ``failed``.
 
-    An `EXHAUSTED` trial within the time limit fails if the program exits with an error. If the program reports no end,
-    a pause becomes a prune, because no checkpoint exists.
+    If the program exits with an error, an `EXHAUSTED` trial within the limit of train seconds takes the state of
+    ``failed``, unless ``asked`` is set. If the program reports no end, a pause becomes a prune, because no checkpoint
+    exists.
     """
     if not isinstance(found.reply, TrialEnded):
         if asked is None:
@@ -343,7 +344,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def has_reported(self) -> bool:
-        """True if a report came before any connection."""
+        """True if unread reports came before any connection."""
         return self._first_reports is not None
 
     @property

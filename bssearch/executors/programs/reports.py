@@ -81,7 +81,10 @@ class ReportPace:
 
 
 def pace_of(reports: Iterator[Report]) -> tuple[ReportPace | None, int]:
-    """Return the pace and the number of reports. The pace is None if no later report has more steps and seconds."""
+    """Return the pace and the number of reports.
+
+    The pace is None if no report has more steps and seconds than the first.
+    """
     began, count, pace = 0.0, 0, None
     first: Report | None = None
     for report in reports:
@@ -235,7 +238,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
     joined = text.replace(".", "")
     require(
         name != STEP or not _STEP_WITH_DOTS.fullmatch(text),
-        f"report.{name} found {_shown(text)}, which may be {value:g} or {joined}: print {joined}",
+        f"report.{name} found {_shown(text)}, which may be {value:g} or {joined}: print the step without a dot",
     )
     rest = _REST_OF_NUMBER.match(match.string, match.end(1))
     if rest is None and name == STEP and len(text) <= len("100"):

@@ -145,7 +145,6 @@ class LoadedScript(LoadedProgram):
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
-        """Describe the script by an evaluation and a step."""
         from bssearch.training.environment import git_state
 
         found = super().describe()

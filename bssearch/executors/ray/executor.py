@@ -63,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A worker's output, replies and death."""
+    """A worker's new output, new replies and death."""
 
     log: bytes
     replies: tuple[bytes, ...]
@@ -113,7 +113,7 @@ class SlotActor:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """Return the worker's new output and replies, after at most ``seconds``.
+        """Return the worker's new output and replies, after at most ``seconds`` + `GATHER_SECONDS`.
 
         The end of a trial empties the log.
         """
@@ -248,7 +248,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """Disconnect, and stop a local Ray. Idempotent."""
+        """Close the connection that this object opened, and stop a local Ray. Idempotent."""
         if self._is_own:
             self._is_own = False
             with _sigterm_as_it_is():
@@ -256,7 +256,6 @@ class Cluster:
 
 
 def said_by(error: Exception) -> str:
-    """Return a Ray error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -418,8 +417,8 @@ class RayExecutor(SlotExecutor):
     """An `Executor` on a Ray cluster.
 
     Each slot is an actor with ``threads`` CPUs and a GPU. On a CPU cluster or with device ``cpu``, actors have no GPU.
-    A trial is lost with its actor. The executor drops a slot if no node has room. The workload, data and checkpoints
-    need the same paths on all nodes.
+    A trial is lost with its actor. The executor drops a lost slot if no node has room. The workload, data and
+    checkpoints need the same paths on all nodes.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -445,8 +444,8 @@ class RayExecutor(SlotExecutor):
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot.
 
-        If no node replaces a lost node, the trial is lost, and the executor drops the slot. Raises `LaunchError` if the
-        slot is the last or never had a node.
+        If no node replaces a lost node, the trial is lost, and the executor drops the slot. Raises `LaunchError`
+        instead if the slot is the last or never had a node.
         """
         try:
             self._again(partial(super().submit, request))
@@ -524,7 +523,7 @@ class RayExecutor(SlotExecutor):
             require(
                 place.version == version("bssearch"),
                 f"slot {slot.index}: {place.machine} has bssearch {place.version}, "
-                f"this machine has {version('bssearch')}",
+                f"but this machine has {version('bssearch')}",
                 hint="install the same version of bssearch on each node",
                 error=LaunchError,
             )
@@ -543,7 +542,8 @@ class RayExecutor(SlotExecutor):
             self._leave(slot)
             raise (LaunchError if isinstance(error, ray.exceptions.RayTaskError) else _ActorLostError)(
                 f"slot {slot.index}: its Ray actor does not start: {said_by(error)}",
-                hint="install this machine's versions of bssearch and Ray on each node",
+                hint="check the nodes with `ray status`, and install this machine's versions of bssearch and Ray on "
+                "each node",
             ) from error
         except LaunchError:
             self._leave(slot)
@@ -565,12 +565,11 @@ class RayExecutor(SlotExecutor):
         }
 
     def _about_idle_devices(self) -> str | None:
-        is_idle = self._gpus and self.slots < self._room
-        return (
-            f"{self.slots} of {self._room} GPUs run trials; set executor.slots = auto for a slot on each GPU"
-            if is_idle
-            else None
+        words = (
+            f"executor.slots = {self.slots}, but the Ray cluster has room for {self._room} slots with a GPU; set "
+            "executor.slots = auto to use the whole cluster"
         )
+        return words if self._gpus and self.slots < self._room else None
 
     def _take(self, worker: WorkerHandle, reply: Reply | None) -> None:
         if isinstance(reply, Loaded):
@@ -579,7 +578,7 @@ class RayExecutor(SlotExecutor):
             if reply.device_name != kind:
                 reply = Refused(
                     error="launch",
-                    message=f"slot {worker.slot}: {worker.machine} has {reply.device_name}, {machine} has {kind}: "
+                    message=f"slot {worker.slot}: {worker.machine} has {reply.device_name}, but {machine} has {kind}: "
                     "times on different kinds of device are not comparable",
                     hint="use a Ray cluster with one kind of device, or one study per kind of device",
                 )
@@ -631,8 +630,13 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
     )
     room = sum(node.slots(settings.threads, gpus) for node in nodes)
     require(
+        room,
+        f"no node of the Ray cluster with a GPU has {plural(settings.threads, 'CPU')} (executor.threads)",
+        hint="lower executor.threads, or add a node with a GPU and more CPUs",
+    )
+    require(
         settings.least_slots <= room,
-        f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for no more slots with "
+        f"executor.slots = {settings.slots} must be <= {room}, the Ray cluster's room for slots with "
         f"{'a GPU and ' if gpus else ''}executor.threads = {settings.threads}",
         hint="set executor.slots = auto to use the whole cluster",
     )
