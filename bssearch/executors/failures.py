@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Measurement, Refused
-from bssearch.executors.process import describe_exception
+from bssearch.executors.process import describe_exception, describe_with_hint
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
@@ -48,6 +48,7 @@ def not_measured(error: BaseException, request: Measurement) -> Refused:
         error="launch" if isinstance(error, LaunchError) else "workload",
         message=f"measuring the {what} of batch size {request.configuration.batch_size} failed: "
         f"{describe_exception(error)}",
+        hint=error.hint if isinstance(error, BSSearchError) else None,
         out_of_memory=_ran_out_of_memory(error),
     )
 
@@ -59,7 +60,7 @@ def failed(error: BaseException) -> TrialOutcome:
     traceback.print_exception(error)
     return TrialOutcome(
         state=TrialState.OOM if is_out_of_memory(error) else TrialState.FAILED,
-        reason=describe_exception(error),
+        reason=describe_with_hint(error),
         traceback="".join(traceback.format_exception(error)),
     )
 

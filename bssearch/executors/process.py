@@ -80,6 +80,11 @@ def describe_exception(error: BaseException) -> str:
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
 
 
+def describe_with_hint(error: BaseException) -> str:
+    hint = error.hint if isinstance(error, BSSearchError) else None
+    return "; ".join(filter(None, (describe_exception(error), hint)))
+
+
 def describe_exit(return_code: int, who: str = "the worker") -> str:
     """Describe an exit code. Negative codes are signals."""
     if return_code >= 0:

@@ -276,11 +276,13 @@ def _failure(error: BaseException, rank: int) -> RankFailure:
     from bssearch.training.memory import is_out_of_memory
 
     message = f"rank {rank}: {describe_exception(error)}"
+    hint = error.hint if isinstance(error, BSSearchError) else None
     if is_out_of_memory(error):
         return RankFailure(MemoryError(message))
     if isinstance(error, LaunchError):
-        return RankFailure(LaunchError(message))
-    return RankFailure(WorkloadError(message), is_own=isinstance(error, BSSearchError) or not _is_of_peer(error))
+        return RankFailure(LaunchError(message, hint=hint))
+    is_own = isinstance(error, BSSearchError) or not _is_of_peer(error)
+    return RankFailure(WorkloadError(message, hint=hint), is_own=is_own)
 
 
 def _is_of_peer(error: BaseException) -> bool:

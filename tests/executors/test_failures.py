@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
 from bssearch.executors import base, process
 from bssearch.executors.base import (
     Command,
@@ -25,7 +25,7 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
-from bssearch.executors.failures import refused
+from bssearch.executors.failures import failed, not_measured, refused
 from bssearch.executors.process import (
     describe_exception,
     describe_exit,
@@ -34,6 +34,7 @@ from bssearch.executors.process import (
     tail,
     words_of_no_memory,
 )
+from bssearch.executors.rank_workers import _failure
 from bssearch.records import (
     MOST_TEST_METRICS,
     Environment,
@@ -69,6 +70,15 @@ from tests.factories import changed
 )
 def test_an_exit_is_told_by_its_code_or_signal(return_code: int, words: str) -> None:
     assert describe_exit(return_code) == words
+
+
+@pytest.mark.parametrize("kind", [WorkloadError, LaunchError])
+def test_the_hint_of_an_error_reaches_the_driver(kind: type[BSSearchError]) -> None:
+    error = kind("no data", hint="name the data")
+    request = MemoryRequest(configuration=request_trial(1).plan.configuration)
+    assert failed(error).reason == "no data; name the data"
+    assert not_measured(error, request).as_error().hint == "name the data"
+    assert failed(_failure(error, 1).error).reason == "rank 1: no data; name the data"
 
 
 @pytest.mark.parametrize(
