@@ -419,10 +419,10 @@ class SlotExecutor(ABC):
         return slot.answer
 
     def _about_idle_devices(self) -> str | None:
-        devices = self._devices or 1
-        is_idle = self.slots < devices and self._settings.program is None
-        words = f"{self.slots} of {devices} devices run trials; set executor.slots = auto for a slot on each device"
-        return words if is_idle else None
+        devices, per_slot = self._devices or 1, self._settings.devices[0]
+        most = devices // per_slot
+        words = f"{self.slots * per_slot} of {devices} devices run trials; set executor.slots = auto for {most} slots"
+        return words if self.slots < most and self._settings.program is None else None
 
     def _add_slots(self, count: int) -> None:
         for index in range(len(self._slots), count):

@@ -224,6 +224,15 @@ def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: p
         assert len(node.told(TrialRequest)) == slots
 
 
+@pytest.mark.parametrize(("slots", "told"), [(1, "2 of 5 devices"), (2, None), ("auto", None)])
+def test_slots_of_two_devices_each_use_twice_as_many_devices(
+    slots: int | str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with executor_on(Node(5), monkeypatch, slots=slots, devices=(2,)) as executor:
+        notice = executor.describe().notice
+    assert notice is None if told is None else told in str(notice) and "for 2 slots" in str(notice)
+
+
 @pytest.mark.parametrize(("is_program", "words"), [(False, ("1 of 8 devices", "executor.slots = auto")), (True, ())])
 def test_devices_that_no_slot_uses_are_told_of_unless_a_program_may_use_them(
     is_program: bool, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
