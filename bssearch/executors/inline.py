@@ -127,7 +127,7 @@ class InlineExecutor:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Return the new events. If there are none, train to the trial's next evaluation or end."""
+        """Return the new events, if necessary after training to the trial's next evaluation or end."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)

@@ -155,7 +155,7 @@ class RankProcesses:
 
     def tell(self, order: Order) -> None:
         if self._ended.is_set():
-            raise self.cause(_EndedError("a rank has ended"))
+            raise self.cause(_EndedError("a rank has ended; see the log of the slot"))
         for process in self._members:
             process.tell(order)
 
@@ -187,7 +187,7 @@ class RankProcesses:
         deadline = time.monotonic() + LOAD_SECONDS
         while time.monotonic() < deadline:
             if self._ended.is_set():
-                raise self.cause(_EndedError(f"rank {process.rank} has ended"))
+                raise self.cause(_EndedError(f"rank {process.rank} has ended; see the log of the slot"))
             with suppress(queue.Empty):
                 return process.answers.get(timeout=_TICK_SECONDS)
             on_progress()
@@ -234,7 +234,7 @@ class RankProcesses:
         time.sleep(GRACE_SECONDS)
         with self._lock:
             if self._is_at_work and ended is self._ended:
-                self._on_lost(self.cause(_EndedError("a rank has ended")))
+                self._on_lost(self.cause(_EndedError("a rank has ended; see the log of the slot")))
 
 
 def _send(line: Connection[Any, Any], message: object) -> None:

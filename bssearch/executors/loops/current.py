@@ -222,8 +222,8 @@ def current_trial(
     With a launcher such as torchrun, every rank must call this function after initialising torch.distributed.
 
     Raises:
-        UsageError: a second call in a search, uninitialised torch.distributed, a batch or number of ranks that does not
-            fit, or an invalid value.
+        UsageError: a second call in a search, uninitialised torch.distributed, a wrong number of ranks, a batch that
+            ranks cannot share, or an invalid value.
         LaunchError: the connection to the search fails.
 
     ::

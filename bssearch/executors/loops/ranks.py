@@ -162,7 +162,6 @@ class LeaderWork(RankWork):
         ranks.share(self._word)
 
     def begin(self) -> None:
-        """Start the clock once all ranks begin."""
         if not self._ranks.agree(self._sizes) and isinstance(self.work, TrialRun | MeasuredNoise):
             self.work.noise = None
         self.work.begin()

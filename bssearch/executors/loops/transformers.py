@@ -363,7 +363,6 @@ def _lacking(trial: Trial, train_samples: int | None, own: Mapping[str, Any], *,
 
 
 def check(arguments: TrainingArguments, trial: Trial) -> None:
-    """Raise `UsageError` if an argument contradicts the trial."""
     for name, value in _of_steps(trial).items():
         _check_agrees(name, getattr(arguments, name), value)
     require(

@@ -217,9 +217,9 @@ class LoopClock:
         return self.clock.counted_train_seconds(self.threads)
 
     def train_seconds(self, *, is_hit: bool = False) -> float:
-        """Return the counted train seconds without warm-up, which never decrease.
+        """Return the counted train seconds without warm-up. The value never decreases.
 
-        During the warm-up, the value is a constant lower bound, unless ``is_hit`` is set.
+        During the warm-up, the value is a constant lower bound, unless the metric meets the target (``is_hit``).
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told
