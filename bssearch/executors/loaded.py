@@ -101,7 +101,8 @@ class LoadedWorkload:
         except Exception as error:
             raise WorkloadError(
                 f"building or evaluating the model of workload {self._load.settings.workload!r} failed: "
-                f"{describe_exception(error)}"
+                f"{describe_exception(error)}",
+                hint=getattr(error, "hint", None),
             ) from error
         description = WorkloadDescription(
             train_samples=len(data.train),
