@@ -219,7 +219,7 @@ class Followed:
         )
 
     def watch(self, is_within_step: Callable[[], bool]) -> None:
-        """Raise `UsageError` at an optimizer step within an accumulation, because the loop may miss a stage."""
+        """If the batch grows, raise `UsageError` at an optimizer step within an accumulation."""
 
         def check(*given: object) -> None:
             require(
