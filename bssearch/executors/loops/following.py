@@ -349,7 +349,6 @@ class OptimizerSteps:
         return max((_TAKEN.get(one, 0) - before for one, before in self._watched.values()), default=0)
 
     def begin(self) -> None:
-        """Begin to count the steps of unwatched optimizers."""
         self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:

@@ -187,6 +187,7 @@ class Trial:
             ) from error
 
     def has_asked(self, name: str) -> bool:
+        """True if the script has read a parameter."""
         return name in (self._asked.fields if name == "learning_rate" else self.parameters.asked)
 
     def check_trainer(self, who: str) -> None:
@@ -219,6 +220,7 @@ class Trial:
         )
 
     def warn(self, sentence: str) -> None:
+        """Add a warning to the trial."""
         self._assignment.warned(sentence)
 
     @property
@@ -265,6 +267,7 @@ class Trial:
         self.report_all(metrics, loss)
 
     def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
+        """Report metrics of any name; see `report`."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
@@ -494,6 +497,7 @@ class Trial:
         self._averages = Averages(objects)
 
     def count_steps_of(self, optimizers: Mapping[str, Any]) -> None:
+        """Count these optimizers' steps instead of batches."""
         self._optimizer_steps.watch(optimizers)
 
     @property
@@ -583,6 +587,7 @@ class Trial:
             passes.check(self._now.micro_batch_size)
 
     def check_size(self, batch: Any) -> None:
+        """Check a stage's first micro-batch."""
         if self._counts_tokens:
             self._followed.awaits_batch = False
             if self._token_sampler is None and has_rows_of_ids(batch, self._now.micro_batch_size):

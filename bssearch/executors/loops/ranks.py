@@ -84,7 +84,6 @@ class Word:
 
 
 def sizes_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
-    """Return the number of elements of each trained parameter."""
     return tuple(one.numel() for each in modules for one in each.parameters() if one.requires_grad)
 
 

@@ -113,7 +113,6 @@ RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 def contention_meter(
     device: torch.device, threads: int, core: CorePace | None, others: Sequence[torch.device]
 ) -> ContentionMeter:
-    """Return a contention meter that ignores the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
     return ContentionMeter(device, threads, core, partial(cpu_use, parents=above), others=others)
 
