@@ -47,7 +47,7 @@ def about_ranks(modules: Sequence[nn.Module]) -> list[str]:
     """Return a warning if ranks that share a batch do not synchronise batch normalisation."""
     layers = _unsynchronised(modules)
     sentence = (
-        f"only one rank's share of a micro-batch reaches {plural(layers, 'batch normalisation layer')}: on GPUs use "
+        f"{plural(layers, 'batch normalisation layer')} must synchronise the ranks' statistics: on GPUs use "
         f"model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), else {GROUP_NORM}"
     )
     return [sentence] if layers else []
