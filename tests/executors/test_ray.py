@@ -294,7 +294,7 @@ def test_another_kind_of_device_is_refused_by_name(monkeypatch: pytest.MonkeyPat
     here = [*actors("a"), *actors("b", kind="T4")]
     with opened(FakeRay(here, GPU_NODES), monkeypatch, slots=2) as executor:
         executor.describe()
-        with pytest.raises(LaunchError, match="slot 1: host of b has T4, host of a has A100"):
+        with pytest.raises(LaunchError, match="slot 1: host of b has T4, but host of a has A100"):
             executor.submit(request_trial(1))
 
 
@@ -316,7 +316,7 @@ def test_an_actor_that_is_lost_before_it_has_a_place_is_asked_for_again(monkeypa
 @pytest.mark.parametrize(
     ("actor", "said"),
     [
-        (Actor("a", "A100", "0.0.1"), r"host of a has bssearch 0\.0\.1, this machine"),
+        (Actor("a", "A100", "0.0.1"), r"host of a has bssearch 0\.0\.1, but this machine"),
         (Actor("a", "A100", version("bssearch"), has_folder=False), "host of a has no folder /no/such/place"),
     ],
     ids=["another bssearch", "a folder that is not shared"],
