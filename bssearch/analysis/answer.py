@@ -24,8 +24,8 @@ class Device(Model):
     """The device on which the study ran; a prediction for another device has only the name.
 
     Attributes:
-        threads: CPU threads per trial.
-        compile_mode: Mode of ``torch.compile``; ``none`` (eager), ``own`` (set by the program) or ``unknown``
+        threads: CPU threads per trial; null unless the device is a CPU.
+        compile_mode: Mode of ``torch.compile``, or ``none`` (eager), ``own`` (set by the program) or ``unknown``
             (imported).
     """
 
@@ -47,7 +47,7 @@ class Device(Model):
 class Figure(Model):
     """The median over seeds with its 95 % interval.
 
-    The interval is null below three runs, or below six runs if a run missed the target.
+    The interval is null if unknown, such as below three runs, or below six runs with a miss.
     """
 
     median: float
@@ -69,8 +69,8 @@ class Time(Figure):
 class Ratio(Model):
     """The ratio of two medians with its 95 % interval.
 
-    ``at_least`` is true if at least half of the slower side's runs missed the target. For two confirmed batch sizes,
-    the interval comes from the posterior if known, else from Welch's test.
+    ``at_least`` is true if at least half of the worse side's runs missed the target. Between the best configurations of
+    two confirmed batch sizes, the interval comes from the posterior if known. Other intervals come from Welch's test.
     """
 
     value: float
@@ -95,7 +95,7 @@ class Restricted(Model):
 class Optimal(Model):
     """The recommended configuration, with metrics on the test part.
 
-    The names of metrics on training samples begin with "training".
+    ``further_metrics`` on training samples have names that begin with "training".
     """
 
     batch_size: int
@@ -116,7 +116,7 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """The best values by name, with the micro-batch size if the configuration accumulates gradients."""
+        """The best values by name, with the micro-batches if the configuration accumulates gradients."""
         split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
         return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
@@ -124,8 +124,8 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory`` is true if a micro-batch of at most the next batch size, or twice ``batch_size``, ran out
-    of memory.
+    ``bounded_by_memory`` is true if a micro-batch ran out of memory and is at most the next batch size or, if larger,
+    twice ``batch_size``.
     """
 
     batch_size: int
@@ -170,7 +170,7 @@ class Batch(Model):
     """A batch size, with medians over the runs of its best configuration.
 
     Attributes:
-        lower_bound_s: Lower bound of the seconds to the target, if unknown.
+        lower_bound_s: Lower bound of the seconds to the target if the median is unknown.
         predicted_s: The law's steps × the step time.
         host_bound_share: Share of train seconds in which the host did not wait for a CUDA device.
         slope: d log steps / d log batch from the next smaller batch size.
@@ -242,7 +242,8 @@ class OnDevices(Model):
 
     Attributes:
         predicted_s: Steps × the probe's step time.
-        seconds: Steps × the step time of the ``runs``; without runs, ``predicted_s``.
+        seconds: Median seconds to the target on the study's devices; on more devices, steps × the step time of the
+            ``runs``, or ``predicted_s`` without runs.
         reduce_share: Share of a step that more devices add at equal micro-batches, mostly gradient reduction.
         on_front: True on the Pareto front of seconds and cost.
         contenders: Pairs (batch size, micro-batch size) to run next.
@@ -290,8 +291,7 @@ class BatchScheduleAnswer(Model):
 
     Attributes:
         ratio: The schedule's objective value / the optimum's, paired by seed if possible.
-        saves_time: "yes" if the ratio's whole interval is below 1; "no" if the interval is above 1, or if
-            every run missed the target.
+        saves_time: "yes" if the ratio's whole interval is below 1; "no" if the interval is above 1.
     """
 
     name: BatchScheduleName
@@ -384,7 +384,7 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """The clock of the seconds, ``wall`` or ``reported``; None if bssearch measured the seconds."""
+        """``wall`` or ``reported`` if a program's clock gave the seconds; otherwise None."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 

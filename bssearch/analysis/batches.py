@@ -36,6 +36,7 @@ from bssearch.records import (
     model_parameters,
     student_t,
 )
+from bssearch.records.text import plural
 from bssearch.spec import StudySpec
 
 MODELS_DIFFER = "models_differ"
@@ -143,7 +144,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Return the default configuration; in imported studies, the first run at the default batch size."""
+    """Return the default configuration; in imported studies, the first run's at the default batch size, if any."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -167,8 +168,8 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
     """Return the Kaplan–Meier estimate over repeats under the same limit, or None if the estimate is not valid.
 
-    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so pruned runs or different limits give None.
-    The result is also None if all runs or no run reached the target.
+    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so only reached, exhausted and capped runs under
+    one limit are valid. The estimate also needs a run that reached the target, a miss, and known seconds of all runs.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
@@ -221,10 +222,10 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
                     f"the learning rate is at an end of the {'tried rates' if spec.is_imported else 'range'}",
                     bool(reached) and is_at_end(spec, trials, candidate.configuration),
                 ),
-                ("the steps rise", size in up),
+                ("the next smaller batch size takes fewer steps", size in up),
                 ("the next larger batch size takes fewer samples", size in steep),
                 ("only one configuration reached the target", len(tuned) == 1 and size in searched),
-                (f"only {rates} learning rate{'s' * (rates > 1)} tried", 0 < rates < RATES_TRIED),
+                (f"the runs tried only {plural(rates, 'learning rate')}", 0 < rates < RATES_TRIED),
             )
             if holds
         ]
@@ -269,7 +270,6 @@ def batch_rows(
     noise: Mapping[int, BatchNoise],
     predicted: Mapping[int, Time],
 ) -> Iterator[Batch]:
-    """Yield a row for each batch size with trials or step times, in ascending order."""
     for size in sorted({*probes, *verdict.by_batch}):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
         candidate, probe = verdict.by_batch.get(size), probes.get(size)

@@ -104,7 +104,7 @@ NEXT = 2  # memory bounds the batch size if NEXT times the size does not fit; la
 LARGEST_SHARE = 5 / 6  # "at most 90 % of runs reach the target" is no information
 
 EASIER = (
-    "raise budget.trial_train_seconds, widen the space, or run a new study with an easier target (from `bssearch "
+    "raise budget.trial_train_seconds, or run a new study with a wider space or an easier target (from `bssearch "
     "check --suggest-target`)"
 )
 IMPORTED_EASIER = "import the runs with an easier target"
@@ -128,7 +128,7 @@ def build_answer(
     """Build the answer; ``on_devices`` has step times on each number of devices.
 
     Raises:
-        TargetNotReachedError: No configuration reached the target.
+        TargetNotReachedError: No configuration reached the target in most runs.
     """
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
@@ -267,7 +267,7 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     reason = (
         f"a micro-batch of {memory.too_large} ran out of memory"
         if is_bounded
-        else "the largest size that ran; every batch size of the study accumulates micro-batches"
+        else "the largest size that ran; every size that ran accumulates micro-batches"
         if not whole
         else "larger batch sizes of the study accumulate micro-batches, or did not run"
         if above > size
@@ -375,7 +375,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
     nearest: Any = min(tried)[2]
     one = "run" if nearest.is_imported else "trial"
     return TargetNotReachedError(
-        f"0 of {len(tried)} {one}s reached {target.metric} {target.value:g}; nearest: {one} {nearest.number} "
+        f"0 of {plural(len(tried), one)} reached {target.metric} {target.value:g}; nearest: {one} {nearest.number} "
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
         hint=_easier([one for *_, one in tried]),
@@ -397,7 +397,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged within a step, before the first update or at rates a factor `NAN_RATES` apart."""
+    """True if all trials diverged within one step: before any update, or at rates at least `NAN_RATES` times apart."""
     outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
     if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
         return False
@@ -414,7 +414,7 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
         f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
-        f"{share if highest <= LARGEST_SHARE else 'too few runs to bound this share'}",
+        f"{share if highest <= LARGEST_SHARE else 'too few runs to bound the share of runs that reach the target'}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
@@ -432,13 +432,12 @@ def next_steps(
     trials: int,
     missing: Sequence[MissingRun] = (),
 ) -> Iterator[NextStep]:
-    """Yield useful commands, the best first; ``missing`` has the missing runs of an imported study."""
     name = shlex.quote(spec.name)
     if missing:
         words = "; ".join(one.in_words for one in missing)
         yield NextStep(
             command=f"bssearch export {name} --to spec",
-            why=f"writes a spec around these runs. Missing runs: {words}",
+            why=f"writes a spec around the imported runs. Missing runs: {words}",
         )
     if not spec.is_imported:
         if not verdict.confirmed:
@@ -449,7 +448,7 @@ def next_steps(
             yield _settling(spec, sure, sure.settles, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:
             yield wider
-    yield NextStep(command=f"bssearch best {name} --export yaml", why="writes these values for your training")
+    yield NextStep(command=f"bssearch best {name} --export yaml", why="writes the best values for your training")
     yield NextStep(command=f"bssearch report {name} --html {name}.html", why="shows all results")
 
 
@@ -524,7 +523,9 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Return the trial as if the trial's curve ended at another target; a hit has no test metric.
+    """Return the trial as if training ended at ``target`` by the curve, without test metrics.
+
+    A trial that misses ``target`` stays unchanged, but an imported run that reached the study's target is exhausted.
 
     Raises:
         UsageError: The trial meets the target before step 1.
@@ -582,7 +583,6 @@ def _missed(trial: TrialRecord, outcome: TrialOutcome, last: Observation, target
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
-    """Return the study's answer with predicted times for a harder target."""
     rows = {row.batch_size: row for row in found.batches}
     best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
     row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
@@ -604,9 +604,9 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
     )
     message = (
         f"the trials stopped at {found.target.in_words}; the predicted optimum is batch "
-        f"{span(predicted.optimum_interval)} (90 %), and B_crit is {predicted.b_crit.in_words}, not "
-        f"{number(predicted.b_crit_measured)}; as a test, run batch {predicted.test_batch_size} to "
-        f"{target.in_words}"
+        f"{span(predicted.optimum_interval)} (90 %); B_crit is {predicted.b_crit.in_words}, but "
+        f"{number(predicted.b_crit_measured)} at the study's target; as a test, run batch {predicted.test_batch_size} "
+        f"to {target.in_words}"
     )
     return found.model_copy(
         update={
@@ -682,8 +682,8 @@ def predict_for_device(
 ) -> Answer:
     """Predict the answer from the study's steps and another device's step times.
 
-    Notices name the trials left out: without a step time, with another model than the default's, or with a growing
-    batch.
+    Notices report trials without a step time, of other models than the default's, and with growing batches, which the
+    prediction leaves out.
 
     Raises:
         UsageError: No batch size with trials has a step time.
@@ -694,16 +694,17 @@ def predict_for_device(
     grown = len(trials) - len(constant)
     trials = [one for one in constant if is_timed(spec, one.configuration)]
     others = len(constant) - len(trials)
+    of_model = " with the default's model" if others else ""
     sizes = {trial.configuration.batch_size for trial in trials}
     left_out = sorted(sizes - step_times.keys())
     if not sizes & step_times.keys():
         ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
         raise UsageError(
-            f"no batch size of study {study.name!r} has a step time; trials ran at {ran or 'no batch size'}, but step "
-            f"times are of {timed}",
+            f"no batch size of study {study.name!r} has a step time; trials{of_model} ran at {ran or 'no batch size'}, "
+            f"but step times are of {timed}",
             hint="give step times of batch sizes at which trials ran",
         )
-    _check_reached(study, trials, step_times, " with the default's model" if others else "")
+    _check_reached(study, trials, step_times, of_model)
     moved = [
         at_step_time(trial, seconds)
         for trial in trials

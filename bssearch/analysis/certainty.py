@@ -46,8 +46,8 @@ def heights(
 ) -> tuple[Numbers, Numbers]:
     """Return the log gains of each configuration from a better learning rate: means (c,) and covariances (c, c).
 
-    The gains are 0 if trials are too few, or if the configuration has another optimizer than the recommendation. Trials
-    that missed the target give lower bounds.
+    The gains are 0 if trials or learning rates are too few, or if the configuration has another optimizer than the
+    recommendation. Trials that missed the target give lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
@@ -341,7 +341,7 @@ def beliefs(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Beliefs | None:
-    """Return beliefs over batch sizes; None without confirmation runs or a noise estimate, or if a run took no time.
+    """Return beliefs over batch sizes; None if unconfirmed, without a noise estimate, or if an objective value is 0.
 
     `step_figures` gives ``steps``. Full tuning adds two gains to each configuration: the gain of a better learning rate
     (`heights` of ``trials``) and a hidden gain (`HIDDEN`).

@@ -50,8 +50,8 @@ def by_devices(
 ) -> list[OnDevices]:
     """Return the best batch size on each timed number of devices.
 
-    The list is empty unless the optimum and two numbers of devices are timed. ``probes`` and ``trials`` cover all
-    numbers of devices.
+    The list is empty unless two numbers of devices are timed, and the optimum on the fewest. ``probes`` and ``trials``
+    cover all numbers of devices.
     """
     runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.has_result]
     timed = grouped((one.world_size, one) for one in probes if one.step_seconds is not None)

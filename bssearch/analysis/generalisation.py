@@ -61,8 +61,8 @@ class Generalisation(Model):
     """Batch sizes trained for equal ``train_seconds``.
 
     Attributes:
-        more_regularised: The largest batch size with more regularisation.
-        closed: True if the gap of ``more_regularised`` is at most ``notable_gap``.
+        more_regularised: The largest batch size with more regularisation, if run.
+        closed: True if ``more_regularised`` has no notable gap; null if unknown or without a notable gap before.
     """
 
     train_seconds: float
@@ -77,7 +77,7 @@ POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metri
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Return each batch size's final metric after the train seconds of the newest completed run."""
+    """Return each batch size's final metric after the newest full limit; None if no `TO_BUDGET` run completed."""
     whole = [trial for trial in trials if is_to_budget(trial) and ran_to_its_end(trial)]
     newest = max(whole, key=lambda one: one.number, default=None)
     if newest is None:
@@ -99,7 +99,7 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
 
 
 def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
-    """True if a trial trains past the target, to ``limit`` if given."""
+    """True if a trial trains past the target, for ``limit`` train seconds if given."""
     return trial.phase is Phase.TO_BUDGET and limit in (None, trial.train_seconds_limit)
 
 

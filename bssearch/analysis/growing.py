@@ -35,7 +35,7 @@ from bssearch.spec import StudySpec
 def batch_schedule_answer(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, step_seconds: StepSeconds
 ) -> BatchScheduleAnswer | None:
-    """Return the answer about growing batches, or None if no schedule reached the target."""
+    """Return the answer about growing batches; None unless a schedule grew and reached the target in most runs."""
     tuned = verdict.optimal
     best = _best_schedule(trials, tuned, step_seconds)
     if best is None or not math.isfinite(tuned.value):
@@ -113,11 +113,13 @@ def growing_batch(
     if found is not None and found.trial_numbers[0] in by_number:
         return by_number[found.trial_numbers[0]]
     if spec.is_imported:
-        return "the imported study has no run with a growing batch"
+        return "no imported run with a growing batch reached the target"
     size, steps = tuned.configuration.batch_size, median_steps(tuned)
     smaller, larger = size // 2, 2 * size
-    if steps is None or smaller not in spec.batch_sizes or larger not in spec.batch_sizes:
-        return f"a test needs known steps of the optimum, and batch sizes {smaller} and {larger} in space.batch_size"
+    if steps is None:
+        return "the optimum's steps to the target are unknown"
+    if smaller not in spec.batch_sizes or larger not in spec.batch_sizes:
+        return f"a doubling schedule needs the batch sizes {smaller} and {larger} in space.batch_size"
     if spec.is_program:
         return "no trial ran a schedule; set space.batch_schedule to search schedules"
     rule = spec.space.rate_rule(tuned.configuration.optimizer)
@@ -141,8 +143,8 @@ def judge_growing(
 ) -> Judgement:
     """Judge whether a growing batch beats the ``tuned`` constant batch, by the regret growing / constant.
 
-    The rule held if the whole interval is below 1. The rule broke if the interval is above 1, or if all ``wanted`` runs
-    missed the target.
+    The rule held if the whole interval is below 1. The rule broke if the interval is above 1, or if `judge` finds that
+    all runs missed the target.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret

@@ -94,7 +94,7 @@ def about_devices(answer: Answer) -> str:
     alone = f"On {base.world_size} {noun if base.world_size == 1 else many} batch {base.batch_size} takes"
     text = f"{alone} {number(base.seconds)} s"
     if best is base:
-        others = (f"{one.world_size} take {number(one.seconds)} s with batch {one.batch_size}" for one in further)
+        others = (f"{one.world_size} {many} take {number(one.seconds)} s at batch {one.batch_size}" for one in further)
         return f"{text}; more {many} save under 5 %: {', '.join(others)}."
     verb = "reach" if best.runs else "are predicted to reach"
     sooner = f"{number(best.speedup.value, 2)}×{ends(best.speedup.low, best.speedup.high, 2)} sooner"
@@ -125,7 +125,7 @@ def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str
 
 
 def what_else(answer: Answer) -> str:
-    """Return a sentence about other batch sizes within 5 %, if any."""
+    """Return a sentence about the batch sizes within 5 % of the best; empty if unknown."""
     best, objective = answer.optimal.objective_value, objective_in(answer)
     if best.low is None or not objective.has_ratios:
         return ""  # fewer than three runs have no interval
@@ -194,7 +194,8 @@ def about_cost(answer: Answer) -> str:
         return ""
     time = answer.optimal.time_to_target_s
     length = "" if time is None or time.median is None else f" of {number(time.median)} s"
-    return f"study cost: {answer.cost.trainings:,.0f} trainings{length}"
+    shown = f"{answer.cost.trainings:,.0f}"
+    return f"study cost: {shown} training{'' if shown == '1' else 's'}{length}"
 
 
 def about_law(answer: Answer) -> list[str]:

@@ -160,9 +160,9 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield a notice for each device whose steps take at least `FLAT_RATIO` × other devices' steps.
+    """Yield a notice for each device whose steps take at least `FLAT_RATIO` × the time of other devices' steps.
 
-    The notice compares medians over uncontended trials of each `kind_of`.
+    The notice compares medians over uncontended trials of equal `kind_of`; the device needs `FEWEST_TRIALS` trials.
     """
     ended = [(trial.configuration, trial.outcome) for trial in trials if trial.outcome is not None]
     paces = grouped(

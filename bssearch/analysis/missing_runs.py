@@ -83,7 +83,10 @@ def _wanted(
 
 
 def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
-    """Return the ascending learning rates at the batch size and with the optimizer of ``like``; empty if unknown."""
+    """Return the ascending learning rates at the batch size and with the optimizer of ``like``.
+
+    The list is empty if the learning rate of ``like`` is unknown.
+    """
     here = (one.configuration for one in trials if one.configuration.batch_size == like.batch_size)
     alike = {one.learning_rate for one in here if one.optimizer == like.optimizer and is_rate_known(one)}
     return sorted(alike) if is_rate_known(like) else []

@@ -61,7 +61,7 @@ def notices(
         *((code, True, sentence) for code, sentence in about_fixed_constants(tried)),
         *_about_the_runs(trials, verdict),
         *_about_the_study(spec, trials, verdict.optimal),
-        *_about_measurements(verdict, probes),
+        *_about_measurements(spec, verdict, probes),
         *((code, True, sentence) for code, sentence in about_devices(trials)),
     ]
     return [Notice(code=code, message=message) for code, holds, message in caveats if holds]
@@ -88,7 +88,12 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             any(trial.state is TrialState.RUNNING for trial in trials),
             "trials are still running, so the answer may change; run the command again after the trials end",
         ),
-        ("queued", queued, f"enqueued trials that have not run: {queued}; start these trials with `bssearch run`"),
+        (
+            "queued",
+            queued,
+            f"enqueued trials that have not run: {queued}; start these trials with `bssearch run "
+            f"{shlex.quote(spec.name)}`",
+        ),
         (
             "unconfirmed",
             not verdict.confirmed,
@@ -101,8 +106,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_incomplete",
             late,
-            f"the optimum's neighbours (batch {', '.join(map(str, sorted({*late.values()})))}) have {made} of {wanted} "
-            f"confirmation runs; add runs with `{confirm}`",
+            f"confirmation is incomplete next to the optimum (batch {', '.join(map(str, sorted({*late.values()})))}): "
+            f"the fewest runs of a configuration are {made} of {wanted}; add runs with `{confirm}`",
         ),
         (
             "confirmation_incomplete",
@@ -128,6 +133,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
 
 def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Caveat]:
     bases = {one.outcome.seconds_basis for one in trials if one.outcome is not None and one.outcome.steps}
+    clocks = sorted("measured" if one is None else one.value for one in bases)
     clock = "of the logs" if spec.is_imported else "since step 0"
     return [
         (
@@ -143,7 +149,7 @@ def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Cav
         (
             "seconds_mixed",
             len(bases) > 1,
-            "only some trials report training seconds; do not compare reported with measured times",
+            f"times are by different clocks ({', '.join(clocks)}); compare only trials with the same clock",
         ),
     ]
 
@@ -166,9 +172,9 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
         (
             "learning_rate_at_edge",
             is_at_end(spec, trials, verdict.optimal.configuration),
-            f"{rate} is the lowest or highest tried rate; try lower or higher rates"
+            f"{rate} is at an end of the tried rates; try rates beyond this end"
             if spec.is_imported
-            else f"{rate} is at the edge of the range; widen space.learning_rate",
+            else f"{rate} is at the edge of the range; run a new study with a wider space.learning_rate",
         ),
     ]
 
@@ -185,7 +191,7 @@ def _about_the_seeds(spec: StudySpec, verdict: Verdict) -> list[Caveat]:
             + (
                 "add runs with other seeds"
                 if spec.is_imported
-                else f"repeat with `bssearch study confirm {name} --runs {max(FEWEST_RUNS, spec.confirm.runs)}`"
+                else f"add runs with `bssearch study confirm {name} --runs {max(FEWEST_RUNS, spec.confirm.runs)}`"
             ),
         ),
         (
@@ -196,19 +202,20 @@ def _about_the_seeds(spec: StudySpec, verdict: Verdict) -> list[Caveat]:
         (
             "seeds_ignored",
             verdict.ignores_seeds,
-            "runs with different seeds are equal, so the training ignores the seed; seed the training from the trial "
-            "to measure the spread",
+            "runs with different seeds are equal, so the training ignores the seed; seed the training with the trial's "
+            "seed",
         ),
         (
             "missed_runs",
             missed,
-            f"{missed} of {known.runs} runs of the optimum missed the target; try a longer limit",
+            f"{missed} of {known.runs} runs of the optimum missed the target; train for longer, or lower the learning "
+            "rate if runs diverged",
         ),
         (
             "seed_noise",
             variation > NOISE,
-            f"the seed-to-seed spread is {variation:.0%}, so the interval of {known.reached} runs is wide; add runs to "
-            "narrow the interval",
+            f"the seed-to-seed spread over {known.reached} runs of the optimum is {variation:.0%}, more than "
+            f"{NOISE:.0%}; add runs to narrow the interval",
         ),
     ]
 
@@ -219,11 +226,12 @@ def _about_rivals(spec: StudySpec, verdict: Verdict, worse: Collection[int]) -> 
     others = {size: one for size, one in verdict.by_batch.items() if verdict.confirmed and one is not optimal}
     overlapping = [str(size) for size, one in others.items() if size not in worse and _overlap(one.estimate, known)]
     single = [str(size) for size, one in others.items() if not one.is_confirmed and one.value < optimal.value]
+    noun, verb = ("interval", "overlaps") if len(overlapping) == 1 else ("intervals", "overlap")
     return [
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"batch {best} is the best by all runs and the law; batch {least}, with the least median, is not shown to "
+            f"all runs and the law together favour batch {best}; batch {least}, with the least median, is not shown to "
             "be better",
         ),
         (
@@ -235,13 +243,13 @@ def _about_rivals(spec: StudySpec, verdict: Verdict, worse: Collection[int]) -> 
         (
             "not_separated",
             overlapping,
-            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}; more runs may "
+            f"the {noun} of batch {', '.join(overlapping)} {verb} the interval of batch {best}; more runs may "
             "separate these batch sizes",
         ),
         (
             "unconfirmed_rival",
             single,
-            f"batch {', '.join(single)} was faster than batch {best} in a single "
+            f"batch {', '.join(single)} beat batch {best} in a single "
             + (
                 "run, which is partly luck; repeat the run with other seeds"
                 if spec.is_imported
@@ -260,7 +268,7 @@ def _about_the_default(spec: StudySpec, trials: Sequence[TrialRecord]) -> Caveat
     return (
         "default_missed",
         spec.default_is_known and tried and not any(trial.state is TrialState.REACHED for trial in tried),
-        f"the default configuration never reached the target within the limit ({plural(len(tried), 'run')}{came})",
+        f"the default configuration missed the target in all trials ({plural(len(tried), 'trial')}{came})",
     )
 
 
@@ -291,15 +299,15 @@ def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Cav
                 if optimal.objective.common is not None
                 else "their times are steps × the step time from a quiet device"
                 if timed == len(shared)
-                else f"{timed} of these times are steps × the step time from a quiet device, and the other times are "
-                "measured; repeat the runs on an idle machine"
+                else f"{timed} of the {len(shared)} times are steps × the step time from a quiet device, and the other "
+                "times are measured; repeat the runs on an idle machine"
             ),
         ),
         (
             "coarse_evaluation",
             hits and all(outcome.last_miss_step == 0 for outcome in hits),
-            f"batch {best} met the target at the first evaluation, so the time is rough; in a new study, evaluate more "
-            "often or set a harder target",
+            f"batch {best} reached the target at the first evaluation, so the time is rough; in a new study, evaluate "
+            "more often or set a harder target",
         ),
         (
             "incomplete_batch_dropped",
@@ -334,7 +342,8 @@ def _about_the_study(spec: StudySpec, trials: Sequence[TrialRecord], optimal: Ca
             not spec.is_imported
             and spec.space.encode(default_configuration(spec, trials)) is None
             and any(trial.phase is Phase.SEARCH for trial in trials),
-            "the default configuration is outside the search space; widen the space or change the default",
+            "the default configuration is outside the search space; in a new study, widen the space or change the "
+            "default",
         ),
         (
             "accuracy_not_compared",
@@ -349,7 +358,7 @@ def _about_the_study(spec: StudySpec, trials: Sequence[TrialRecord], optimal: Ca
     ]
 
 
-def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> list[Caveat]:
+def _about_measurements(spec: StudySpec, verdict: Verdict, probes: Collection[ProbeRecord]) -> list[Caveat]:
     warned = [set(one.warnings) for one in verdict.optimal.outcomes]
     contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.undelayed_step_seconds is None]
     return [
@@ -357,8 +366,8 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
         (
             "step_times_contended",
             contended,
-            f"other work disturbed the step times of batch {', '.join(contended)}; run `bssearch probe step-time` "
-            "again",
+            f"other work disturbed the step times of batch {', '.join(contended)}; measure these step times again with "
+            f"`bssearch probe step-time {shlex.quote(spec.name)}`",
         ),
     ]
 
@@ -449,7 +458,7 @@ def about_the_host(
     law: LawFit | None,
     compile_mode: str,
 ) -> list[Notice]:
-    """Return a caveat if the optimum is host-bound, with the optimum for a faster host."""
+    """Return a caveat if the optimum is host-bound, with the optimum for a faster host if known."""
     size = optimal.configuration.batch_size
     share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
     if share is None or share <= HOST_BOUND:
@@ -489,7 +498,9 @@ def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> st
         known = f"only batch {sizes[0]} has such a step time" if sizes else "no batch size has such a step time"
         needs = f"step times of two batch sizes with a host-bound share of at most {HOST_BOUND:.0%}"
         return f"a prediction needs {needs}, and {known}"
-    return "the law does not fit, or too few batch sizes were tuned" if law is None or law.verdict != "fits" else None
+    if law is None or law.verdict == "too_few_points":
+        return "the law needs three tuned batch sizes"
+    return None if law.verdict == "fits" else "the law does not fit"
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:

@@ -54,7 +54,7 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 def trial_basis(trial: TrialRecord) -> Basis:
     """Return the basis of a trial's seconds.
 
-    The basis is steps × step time, if known, only for a contended trial with unknown CPU waits.
+    The basis is steps × step time only for a contended trial with unknown CPU waits and a known step time.
     """
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
@@ -177,9 +177,9 @@ def bounded_ratio(log_ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """An objective gives each trial a figure, the objective value that a study minimises.
+    """An objective gives a trial a figure, the objective value that a study minimises.
 
-    Figures 5 % apart differ by log 1.05 in `log`.
+    `log` maps figures that count as 5 % apart to values log 1.05 apart.
     """
 
     name: ClassVar[str]
@@ -209,7 +209,7 @@ class Objective(ABC):
 
     @property
     def unit(self) -> str:
-        """The unit of `shown`, with a leading space."""
+        """The unit of `shown` with a leading space; empty for a figure without unit."""
         return self.own_unit
 
     @property
@@ -222,40 +222,38 @@ class Objective(ABC):
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """A chart's heading; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """The result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
         return f"{reaches_target} {self.phrase.format(figure)}"
 
     @abstractmethod
     def figure(self, trial: TrialRecord) -> float | None:
-        """A trial's figure; None if the trial missed the target, or if the figure was not measured."""
+        """A trial's figure, if known."""
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """The lower bound of a censored trial's figure, from the last miss, if any."""
+        """The lower bound of a censored trial's figure at the last miss; None if unknown."""
 
     def shown(self, figure: float) -> float:
         """The figure in the users' unit."""
         return figure
 
     def in_own_unit(self) -> Objective:
-        """A copy with figures in the users' unit, for ratios."""
+        """The objective with figures in the users' unit, for ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
-        """The figure on a scale with equal seed-to-seed spread; None for zero."""
+        """The figure on a scale with equal seed-to-seed spread; None unless the figure is positive."""
         return math.log(figure) if figure > 0 else None
 
     def log_figure(self, trial: TrialRecord) -> float | None:
-        """`log` of a trial's figure; None if the figure is unknown or zero."""
+        """`log` of a trial's figure; None if the figure is unknown or has no `log`."""
         figure = self.figure(trial)
         return None if figure is None else self.log(figure)
 
     def log_bound(self, trial: TrialRecord) -> float | None:
-        """`log` of a trial's figure, else of `bound`; None if the value is unknown or zero."""
+        """`log` of a trial's figure, else of `bound`; None if the value is unknown or has no `log`."""
         figure = self.figure(trial)
         known = self.bound(trial) if figure is None else figure
         return None if known is None else self.log(known)
@@ -268,13 +266,13 @@ class Objective(ABC):
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """True if a figure is within 5 % of the least."""
+        """True if ``figure`` is at most 5 % above ``least``."""
         return figure <= FLAT_RATIO * least
 
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """A copy of the objective that compares runs by common step times, if known."""
+        """The objective that compares ``runs`` by common step times, or by each run's own seconds."""
         common = _common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
@@ -283,7 +281,7 @@ class Objective(ABC):
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """The step time in a trial's figure; None if the figure uses the trial's seconds."""
+        """The common step time in a trial's figure, if any."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
@@ -319,11 +317,10 @@ def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
 
 
 class BySeconds(Objective):
-    """A figure that depends on the seconds to the target."""
+    """An objective whose figure depends on the seconds to the target."""
 
     @abstractmethod
-    def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """The figure for ``seconds`` to the target, if known."""
+    def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None: ...
 
     def figure(self, trial: TrialRecord) -> float | None:
         outcome = trial.outcome
@@ -334,7 +331,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """The figure at a censored trial's last miss; None for a contended trial without a step time."""
+        """The figure at a censored trial's last miss, if known; a contended trial needs a common step time."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -351,7 +348,7 @@ class BySeconds(Objective):
 
 
 class TimeToTarget(BySeconds):
-    """The train seconds to the target, corrected for other work on the device."""
+    """The train seconds to the target, corrected for other work on the device if possible."""
 
     name = "time_to_target"
     own_unit = " s"
@@ -408,7 +405,7 @@ class CostToTarget(TimeToTarget):
 
 
 class EnergyToTarget(BySeconds):
-    """The device's mean power × seconds, in joules."""
+    """The device's mean power × the seconds to the target, in joules."""
 
     name = "energy_to_target"
     own_unit = " J"
@@ -425,7 +422,8 @@ class EnergyToTarget(BySeconds):
         return LaunchError(
             f"objective = energy_to_target: {device_name} reports no power, so the energy of trial {trial.number} is "
             "unknown",
-            hint="use a CUDA device and install the extra gpu, or use objective time_to_target or cost_to_target",
+            hint="use a CUDA device and install the extra gpu, or run a new study with objective time_to_target or "
+            "cost_to_target",
         )
 
 
@@ -451,7 +449,10 @@ class SamplesToTarget(Objective):
         return steps * batch_size
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """The seconds of the best trial's samples at the probed size; ``full`` if not timed, infinite without a hit."""
+        """The seconds for the best trial's samples at the probed batch size.
+
+        The result is infinite if the samples are unknown, and ``full`` if the batch size is not timed.
+        """
         if best is None or probe.step_seconds is None:
             return super().seconds_as_good_as(best, probe, full)
         samples = self.figure(best)
@@ -459,7 +460,10 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Return the samples in a trial's first ``steps`` by the mean samples per step, if known."""
+    """Return the planned samples in a trial's first ``steps``, scaled by actual / planned samples of the whole trial.
+
+    The result is None if ``steps`` or the outcome is unknown.
+    """
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)
@@ -511,7 +515,7 @@ class MetricInBudget(Objective):
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
-        """The figure, scaled so that `AS_GOOD` of the target's value is log 1.05."""
+        """The figure, scaled so that `AS_GOOD` × the target's value becomes log 1.05."""
         return figure * self._scale
 
     def from_log(self, value: float) -> float:
@@ -522,7 +526,6 @@ class MetricInBudget(Objective):
         return bounded_ratio((figure - other) * self._scale)
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """True if the difference is at most `AS_GOOD` × the target's value."""
         return (figure - least) * self._scale <= math.log(FLAT_RATIO)
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:

@@ -52,9 +52,9 @@ BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated
 
 
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """Return configurations that surely miss the target in more than half of the runs, ordered by first run.
+    """Return confirmed configurations that surely miss the target in more than half of the runs, by first run.
 
-    The upper 95 % bound of the share of hits is below `HALF` (Clopper & Pearson 1934).
+    The upper 95 % bound of the share of runs that reach the target is below `HALF` (Clopper & Pearson 1934).
     """
     return [one for one in _confirmed(trials, objective) if at_most(_reached(one), len(one.runs)) < HALF]
 
@@ -64,7 +64,7 @@ def _reached(one: Candidate) -> int:
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Return the keys of configurations shown to be slower than the best by `BEATEN_MARGIN`.
+    """Return the keys of configurations shown to be worse by `BEATEN_MARGIN` than the best with `FEWEST_RUNS`.
 
     A missed run counts with the objective value at the last miss, but not in the noise. Contended runs count only if
     the objective value is steps × step time.
@@ -86,14 +86,14 @@ def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[st
 
 
 def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Return the keys of configurations slower by `FAR_BEHIND` than the best configuration without a miss."""
+    """Return the keys of configurations worse by over `FAR_BEHIND` than the best configuration without a miss."""
     known = _on_a_quiet_device(trials, objective)
     least = min((one.mean for one in known if one.estimate.has_only_hits), default=math.inf)
     return {one.configuration.key for one in known if statistics.fmean(one.log_bounds) > least + FAR_BEHIND}
 
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
-    """Return copies of trials; the few runs of `beaten` configurations become search trials."""
+    """Return the trials; runs of `beaten` configurations with too few runs become search trials."""
     # At another target or device, a beaten configuration may be the best, but its few runs are no confirmation.
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
@@ -197,9 +197,9 @@ KNOWN = 1e9  # degrees of freedom of an error of known size
 class Estimate:
     """The objective value over seeds: the median, the 95 % interval, and the number of runs that reached the target.
 
-    The median is None if at least half of the runs missed the target. The interval is None below three runs. With a
-    miss, the interval is also None below six runs or without an upper end. More runs do not reduce ``unresolved`` or
-    the error of ``step_time``.
+    The median is None if at least half of the runs missed the target. The interval is None below three runs, and for
+    equal runs without step-time error. With a miss, the interval is also None below six runs or without an upper end.
+    More runs do not reduce ``unresolved`` or the error of ``step_time``.
     """
 
     median: float | None
@@ -227,7 +227,7 @@ class Estimate:
 
     @property
     def variation(self) -> float | None:
-        """The log-normal coefficient of variation over seeds; None below two hits."""
+        """The log-normal coefficient of variation over seeds; None below two runs that reached the target."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
@@ -323,8 +323,8 @@ def ratio_interval(
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of slower / faster by Welch's t on logarithms.
 
-    The interval is None if a run missed the target, or if runs are too few and ``pooled`` is None. With too few runs,
-    an estimate takes the deviation and degrees of freedom of ``pooled``.
+    An estimate without an interval takes the deviation and degrees of freedom of ``pooled``. The result is None if a
+    run missed the target, or if ``pooled`` is necessary but None or 0.
     """
     # The interval includes step-time errors and the difference of `PooledStepTime.excess`.
     parts = list[tuple[float, float]]()
@@ -422,12 +422,12 @@ class Candidate:
 
     @property
     def mean(self) -> float:
-        """The mean log objective value; infinite without a hit."""
+        """The mean log objective value; infinite if no run reached the target."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
     def watched_seconds(self) -> float:
-        """The train seconds to the last miss of the longest run; 0 without a miss."""
+        """The most train seconds to the last miss of a censored run; 0 if unknown."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
@@ -474,13 +474,13 @@ class Verdict:
 
     @cached_property
     def tied(self) -> list[int]:
-        """Batch sizes *shown* to be within 5 % of ``least``, by the ratio's upper end."""
+        """Batch sizes *shown* to be within 5 % of ``least``, by the upper end of `ratio_interval`."""
         least = self.least
         return [size for size, one in self.by_batch.items() if one is least or _is_shown_flat(one, least)]
 
     @cached_property
     def worse(self) -> list[int]:
-        """Batch sizes *shown* to be more than 5 % from ``least``, by the ratio's lower end."""
+        """Batch sizes *shown* to be more than 5 % worse than ``least``, by the lower end of `ratio_interval`."""
         found = {size: ratio_interval(one.estimate, self.least.estimate) for size, one in self.by_batch.items()}
         return [size for size, ratio in found.items() if ratio is not None and ratio[0] > FLAT_RATIO]
 
@@ -506,7 +506,6 @@ class Verdict:
         return replace(self, optimal=self.by_batch[batch_size], rule="least" if batch_size == least else smaller)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
-        """Each trial's counted seconds to the target, by trial number."""
         times = replace(TIME, common=self.optimal.objective.common)
         counted = {run.number for one in self.by_batch.values() for run in one.runs}
         return {
@@ -554,7 +553,7 @@ def decide(
     objective: Objective = TIME,
     step_seconds: StepSeconds = MappingProxyType({}),
 ) -> Verdict | None:
-    """Decide the optimum; None if no trial reached the target.
+    """Decide the optimum; None unless a configuration reached the target in most runs.
 
     Search trials decide until every finalist has `FEWEST_RUNS` confirmation runs, or all ``confirmation_runs`` if
     fewer. Then only confirmation runs decide, compared by `Objective.between`. Incomplete neighbours of the optimum do
@@ -685,7 +684,7 @@ class Slope:
     """The slope of log steps over log batch from ``since`` to the next batch size.
 
     The 95 % interval (Welch) includes the gaps between evaluations and the slope of medians. The ends are None below
-    three runs per side or with a miss.
+    three runs per side, with a miss, or for equal runs.
     """
 
     since: int
@@ -706,7 +705,6 @@ class Slope:
 
     @property
     def is_too_steep(self) -> bool:
-        """True if steps fall by more than the batch grows."""
         # then the smaller batch seems badly tuned
         return self.high is not None and self.high < -1
 

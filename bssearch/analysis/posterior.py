@@ -56,7 +56,7 @@ ZOOMS = 5
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs (n,): configuration index, seed, log objective value, log steps from last miss to hit, and misses.
+    """Runs (n,): configuration index, seed, log objective value, log steps from last miss to first hit, and misses.
 
     A missed run has the log objective value of the last miss.
     """
@@ -112,7 +112,7 @@ def infer(
 
     Args:
         base: Log objective values of one step; None without a law.
-        deviation: Noise if runs have no repeats.
+        deviation: Standard deviation of the noise if no configuration has repeats.
         tuning: Means and covariances of log objective values above the batch size's level.
     """
     noise = _Noise.around(runs, log_sizes, runs.deviation or deviation or 0.0)

@@ -26,7 +26,7 @@ class Model(BaseModel):
 
 
 class Interval(Model):
-    """A value with an interval, null if runs are too few; unless stated otherwise, the interval is 95 %."""
+    """A value with an interval, null if unknown; unless stated otherwise, a 95 % interval."""
 
     value: float
     low: float | None
@@ -172,7 +172,7 @@ class BeyondPlan(Beyond):
 
 
 class ScaleOfLaw(Model):
-    """The measured B_crit of a study, B_crit by the law, and AdamW's timescale τ = B/(ηλD)."""
+    """The measured B_crit of a study, B_crit by the law, and AdamW's timescale τ = B/(ηλD) (Wang & Aitchison 2024)."""
 
     study: str
     parameters: float
@@ -204,8 +204,8 @@ class ScaleCheck(Model):
 class LargerPlan(Model):
     """The answer of ``plan larger``, with 90 % intervals.
 
-    ``power`` is the power of the samples by which B_crit grows. ``schedule`` has the spec's fields, with epochs of the
-    largest study's data.
+    ``power`` is the power of the samples by which B_crit grows. ``schedule`` has the learning-rate schedule as fields
+    of the spec, with epochs of the largest study's data.
     """
 
     parameters: float

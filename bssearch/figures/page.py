@@ -406,8 +406,8 @@ def _front(picture: StudyPicture) -> Section:
     best = str(answer.optimal.batch_size)
     absent = "The chart is missing, because no batch size has both seconds and samples to the target."
     drawn = (
-        "Along the line, less time costs more. All other compared batches are slower and costlier than a batch on the "
-        f"line. {cost}"
+        "Along the line, less time costs more. Every other compared batch is no faster and no cheaper than a batch on "
+        f"the line. {cost}"
     )
     return Section(
         name="front",
@@ -518,8 +518,9 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
     return Section(
         name="audit",
         title="Rules of thumb on this workload",
-        text="Regret is the rule's objective value / the tuned optimum's at the same batch size, with the 95 % "
-        f"interval. A rule holds if the interval is below {HELD:.2f}, and breaks if the interval is above {BROKE:.2f}.",
+        text="Regret is the rule's objective value / the tuned optimum's at the same batch size, or the ratio that the "
+        f"rule is about, with the 95 % interval. Most rules hold if the interval is below {HELD:.2f}, and break if the "
+        f"interval is above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],

@@ -74,7 +74,6 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
 
 
 def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart:
-    """Draw the objective against batch size, with intervals, lower bounds, the law, and the range within 5 %."""
     objective = objective_in(answer)
     series = [
         *_law_of_figures(answer),
@@ -99,7 +98,7 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
 
 
 def time_chart(answer: Answer) -> Chart | None:
-    """Draw the seconds to the target; None if the objective's chart shows the seconds."""
+    """Draw the seconds to the target; None if unknown or in the objective's chart."""
     known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
     if not known or answer.objective == TIME.name:
         return None
@@ -122,7 +121,6 @@ def samples_chart(answer: Answer) -> Chart | None:
 
 
 def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
-    """Draw the time to the target and the cost (money if ``priced``, else samples) by batch size."""
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
     points = {
         one.batch_size: Point(
@@ -410,7 +408,6 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
 
 
 def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
-    """Draw the metric over train seconds for one run of each batch size; the optimum has the widest line."""
     drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
@@ -471,7 +468,6 @@ def _curves(series: Sequence[Series], target: Target, *, log: bool) -> Chart:
 def learning_rate_chart(
     trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
 ) -> Chart | None:
-    """Draw learning rates of constant batch sizes, coloured by the objective, with the lines of two rules."""
     known = [
         (trial, rate)
         for trial in trials

@@ -290,7 +290,6 @@ class Frame:
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
-        """The series' points within the axes, up to rounding."""
         places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
         left, top, right, bottom = self.box
         return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
@@ -697,7 +696,6 @@ def width_of(text: str, font: float) -> float:
 
 
 def cut(text: str, font: float, room: float) -> str:
-    """Return the text, cut to a width in pixels with an ellipsis."""
     if width_of(text, font) <= room:
         return text
     while text and width_of(f"{text}…", font) > room:

@@ -326,7 +326,7 @@ def test_without_a_law_or_a_rising_line_it_says_that_it_cannot_tell() -> None:
     single = [make_trial(size, batch_size=size, steps=steps(size), seconds=1.0 + abs(size - 64)) for size in SIZES]
     spec, probes = make_spec(), [probe(size) for size in SIZES]
     told = said(build_answer(study(spec), spec, single, {one.batch_size: one for one in probes}))
-    assert "the law does not fit, or too few batch sizes were tuned" in told
+    assert "the law needs three tuned batch sizes" in told
     falling = {1024: 0.09, 2048: 0.08, 4096: 0.07}
     probes = [replace(one, step_seconds=falling.get(one.batch_size, one.step_seconds)) for one in map(probe, SIZES)]
     assert fit_step_time(device_bound(probes), 2) is None

@@ -164,7 +164,7 @@ def test_what_a_rule_is_not_about_is_not_run() -> None:
     one = of(audited(*tuned, spec=other), Rule.LINEAR_RATE)
     assert one.verdict == "not_run" and "adamw" in one.reason
     assert reasons[Rule.TIMESCALE] == "the rule is about AdamW, but the optimum trains with sgd"
-    assert reasons[Rule.WARMUP] == "batch 128 is 4× the default's, below 8×"
+    assert reasons[Rule.WARMUP] == "batch 128 is 4× the default batch size, below 8×"
 
 
 def test_adamw_keeps_its_timescale() -> None:
@@ -247,7 +247,7 @@ def test_a_law_that_does_not_fit_has_no_critical_batch() -> None:
     found = audit(SPEC, base(), with_law({"scale": 100.0, "low": 90.0, "high": 110.0}, (100.0, 90.0, 110.0), "poor"))
     one = of(found, Rule.NOISE_SCALE, None)
     assert one.verdict == "not_run"
-    assert "the law is poor" in one.reason
+    assert "the law fits poorly" in one.reason
 
 
 def with_gap(gap: Interval | None, best: int = 32, *, smaller: Interval | None = None) -> Answer:

@@ -344,7 +344,7 @@ def test_of_too_few_batch_sizes_no_critical_one_is_compared(folder: Path) -> Non
 def test_the_comparison_for_people_and_for_spreadsheets(folder: Path) -> None:
     done = ran(folder, "study", "compare", "toy", "harder", "missed")
     assert "other target" in done.stdout and "target not reached" in done.stdout
-    assert "missed: 0 of 1 trials reached accuracy 0.9" in done.stderr
+    assert "missed: 0 of 1 trial reached accuracy 0.9" in done.stderr
     text = bssearch("study", "compare", "toy", "slow", "--format", "csv", cwd=folder).stdout
     assert [row["study"] for row in csv.DictReader(io.StringIO(text))] == ["toy", "slow"]
 

@@ -346,13 +346,13 @@ def test_the_search_trains_on_the_least_number_and_only_the_front_on_the_others(
     found = run_on([1, 2], tmp_path, executor)
     assert {one.plan.configuration.world_size for one in executor.requests} == {1}, "two devices are slower"
     assert [one.on_front for one in found.by_devices] == [True, False]
-    assert "more processes save under 5 %: 2 take" in about_devices(found)
+    assert "more processes save under 5 %: 2 processes take" in about_devices(found)
 
 
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        ((10.2, 10.0, 12.0), "; more processes save under 5 %: 2 take"),
+        ((10.2, 10.0, 12.0), "; more processes save under 5 %: 2 processes take"),
         ((10.0, 5.1, 5.0), "; more than 2 save under 5 %."),
         ((10.0, 6.0, 5.0), "4 processes reach the target"),
     ],

@@ -92,7 +92,7 @@ WIDEST_GAP = 1.0  # in log steps; also the gap if the last miss was before step 
 
 
 def log_gap(run: TrialRecord) -> float:
-    """Return the log steps between the last miss and the first hit; 0 if unknown."""
+    """Return the log steps between the last miss and the first hit, at most `WIDEST_GAP`; 0 if unknown."""
     outcome = run.outcome
     if outcome is None or not outcome.first_hit_step or outcome.last_miss_step is None:
         return 0.0
@@ -367,7 +367,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 
 
 def rising(points: Sequence[LawPoint]) -> Iterator[int]:
-    """Yield badly tuned batch sizes, which need more steps than the next smaller size.
+    """Yield badly tuned batch sizes, which need more steps than the next smaller size without a miss.
 
     Welch's t on logarithms shows a rise; with fewer than three runs per side, `RISE` does. A missed run has the steps
     of the last miss.

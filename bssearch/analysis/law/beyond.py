@@ -109,8 +109,8 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
             rows.append((float(gain), row))
     require(
         len(rows) >= FEWEST_LEVELS,
-        f"the curves have {len(rows)} levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the "
-        f"target; a prediction needs {FEWEST_LEVELS}",
+        f"the number of metric levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the target is "
+        f"{len(rows)}; a prediction needs {FEWEST_LEVELS}",
         hint="run a new study with a harder target, or leave out the largest batch sizes",
     )
     logs = np.array([row for _, row in rows[::-1]])
@@ -270,7 +270,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
     times = float(np.exp(np.median(progress) - levels.progress[-1]))
     if times > FARTHEST:
         nearer = measured.gain(float(np.median(approach.gains_at(levels.progress[-1] + math.log(FARTHEST / 2), rng))))
-        needs = f"would take {times:.2g} × as many samples" if math.isfinite(times) else "is out of reach"
+        needs = f"would take {times:.2g} × the measured samples" if math.isfinite(times) else "is out of reach"
         raise UsageError(
             f"by the curves, {measured.metric} {value:g} {needs}; predictions end at {FARTHEST:g} × the measured "
             "samples",
@@ -280,7 +280,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Predict for ``samples`` at the best batch size; raise `UsageError` if ``samples`` is out of range."""
+    """Predict for ``samples`` at the best batch size; raise `UsageError` if the curves allow no prediction."""
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
@@ -319,7 +319,7 @@ def _predicted(
         growth.is_shown,
         f"the curves show no change of B_crit up to {measured.in_words}, so a prediction of the optimum is not "
         "possible",
-        hint="run more seeds with `bssearch study confirm STUDY`, or search at the harder target",
+        hint="run more seeds with `bssearch study confirm STUDY`, or search at a harder target",
     )
     reaches = np.isfinite(progress)
     powers, expected, fresh = growth.draw(progress[reaches], rng)

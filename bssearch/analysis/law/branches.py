@@ -38,7 +38,7 @@ class BranchPlan:
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Plan branches from B to 2^``octaves`` B; raise `UsageError` if 2B exceeds ``samples`` or ``largest``."""
+    """Plan branches from B up to 2^``octaves`` B; raise `UsageError` if 2B exceeds ``samples`` or ``largest``."""
     require(octaves >= 1, f"octaves = {octaves} must be >= 1 to compare B and 2B")
     require(
         samples >= 2 * batch_size,
@@ -119,7 +119,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
         return f"a branch at the checkpoint's batch size {base.batch_size} diverged; branch from another checkpoint"
     bound = bound_of(base, goal)
     if bound is None and len(base.ends) < FEWEST_REPEATS:
-        return f"batch size {base.batch_size} has {len(base.ends)} branches; run at least {FEWEST_REPEATS}"
+        return f"branches at batch size {base.batch_size}: {len(base.ends)}; run at least {FEWEST_REPEATS}"
     if bound is None:
         return (
             f"the branches at batch size {base.batch_size} have equal metrics despite different data orders; "
@@ -134,7 +134,6 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
 
 
 def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
-    """Find the local critical batch size; ``start`` is the checkpoint's metric."""
     base = sizes[0]
     bound = bound_of(base, goal)  # larger sizes have as many branches
     ends = [end for end in base.ends if end is not None]

@@ -57,7 +57,7 @@ class QuickAnswer(Model):
         interval: Contains the optimum with a probability of 90 %.
         gain: The default's expected time / the optimum's time.
         learning_rate_gain: Time with the rule's learning rate / time with the recommended rate.
-        target: Easier than the study's target if the default missed.
+        target: Easier than the study's target if the default missed the study's target.
     """
 
     schema_version: Literal[1] = 1
@@ -100,7 +100,7 @@ class Promise(Model):
     def in_words(self) -> str:
         low, high = self.interval
         kept = f"{'overlaps' if self.holds else 'misses'} the sizes within 5 % of the best"
-        ratio = "" if self.time_ratio is None else f", which takes {self.time_ratio:.2g}× as long to the target"
+        ratio = "" if self.time_ratio is None else f", which takes {self.time_ratio:.2g}× the optimum's time"
         return f"the quick answer was batch {self.batch_size}{ratio}; the 90 % interval from {low} to {high} {kept}"
 
 

@@ -175,7 +175,7 @@ class Scale:
 
     @property
     def timescale(self) -> float | None:
-        """AdamW's τ = B/(ηλD) of the best run; None for other optimizers and without weight decay."""
+        """AdamW's τ = B/(ηλD) of the best run (Wang & Aitchison 2024); None without AdamW or weight decay."""
         best = self.answer.optimal
         rate, decay = best.parameters.get("learning_rate"), best.parameters.get("weight_decay")
         if best.parameters.get("optimizer") != "adamw" or not rate or not decay:
@@ -331,7 +331,8 @@ def _notes(
     if not law.knows(parameters, samples):
         yield "model", "parameters follow samples in the studies, but not in this run; the law uses only samples"
     if law.branches:
-        yield "branches", f"{law.branches} local critical batch sizes of `probe branch` are points of the law, too"
+        found = plural(law.branches, "local critical batch size")
+        yield "branches", f"the law also uses {found} of `bssearch probe branch`"
     if not is_timed:
         yield (
             "no_times",

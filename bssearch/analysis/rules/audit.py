@@ -120,11 +120,17 @@ def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     if noise is None:
         return _not_run(Rule.NOISE_SCALE, None, f"the noise scale is unknown{command(spec, 'probe noise')}")
     if fit is None or fit.verdict != "fits":
-        why = "the study has no law" if fit is None else f"the law is {fit.verdict.replace('_', ' ')}"
+        why = (
+            "the study has no law"
+            if fit is None
+            else "the law fits poorly"
+            if fit.verdict == "poor"
+            else "the law needs three tuned batch sizes"
+        )
         return _not_run(Rule.NOISE_SCALE, None, f"{why}, so the critical batch size is unknown")
     (scale, low, high), seen = (noise.scale, noise.low, noise.high), ""
     if answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None:
-        (scale, low, high), seen = (noise.adam_scale, noise.adam_low, noise.adam_high), " as Adam sees it"
+        (scale, low, high), seen = (noise.adam_scale, noise.adam_low, noise.adam_high), " with Adam's preconditioner"
     far = "" if noise.far_from_target is None else f", measured far from the target ({noise.far_from_target})"
     shown = f"≥ {low:.3g}" if scale is None else f"{scale:.3g}"
     regret, overlap = _ratio((scale, low, high), fit.b_crit)
@@ -190,7 +196,11 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
         return _finding(Rule.GENERALISATION, largest.batch_size, _of_best_largest(found.batches[:-1], points), numbers)
     gap = largest.gap
     if gap is None or gap.low is None or gap.high is None:
-        known = "no run finished" if gap is None else f"the gap of {gap.value:.3g} has no interval"
+        known = (
+            f"no run of batch {largest.batch_size} trained to the full limit"
+            if gap is None
+            else f"the gap of {gap.value:.3g} has no interval"
+        )
         known += f"; {FEWEST_RUNS} runs per batch size are necessary{command(spec, 'study confirm', ' --to-budget')}"
         return _not_run(Rule.GENERALISATION, largest.batch_size, known)
     reason = (
@@ -216,7 +226,8 @@ def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleF
     found = []
     for size, larger in ((one, LARGER * one) for one in sorted(confirmed) if LARGER * one in confirmed):
         if (interval := ratio_interval(confirmed[larger], confirmed[size])) is None:
-            found.append(_not_run(Rule.EPOCHS, larger, f"batch {size} and {larger} need three hits each and no miss"))
+            needs = f"batch {size} and {larger} each need three runs or more, and all runs must reach the target"
+            found.append(_not_run(Rule.EPOCHS, larger, needs))
             continue
         value = math.exp(confirmed[larger].log_mean - confirmed[size].log_mean)
         ratio = Regret(value=value, low=interval[0], high=interval[1], at_least=False)
@@ -283,7 +294,7 @@ def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Ans
         reason = f"batch {from_scratch} of study {name} / batch {size}; the interval is from the sizes within 5 %"
         finding = _within(ratio, SMALLER)
         if answer.provisional or one.provisional:
-            finding, reason = "undecided", f"{reason}; an answer is provisional"
+            finding, reason = "undecided", f"{reason}, but an answer is provisional"
         found.append(_finding(Rule.FINE_TUNING, size, Judgement(finding, reason, ratio)))
     known = f"this database has no answer of a study that trains {spec.workload} from scratch with this objective"
     return found or [_not_run(Rule.FINE_TUNING, None, known)]
@@ -313,10 +324,12 @@ def _other_kind(
         if (figure := tuned.objective.figure(trial)) is not None
     ]
     if not found:
-        return (
-            f"no search trial with {wanted} reached the target; add such a trial with `bssearch trial add STUDY "
-            f"batch_size={size} optimizer=… learning_rate=…`"
+        remedy = (
+            "import such a run"
+            if all(trial.is_imported for trial in trials)
+            else f"add such a trial with `bssearch trial add STUDY batch_size={size} optimizer=… learning_rate=…`"
         )
+        return f"no search trial of batch {size} with {wanted} reached the target; {remedy}"
     return min(found, key=lambda one: one[:2])[2]
 
 
@@ -378,7 +391,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """The finding on a rule; ``regret`` is the rule's objective value / the tuned optimum's."""
+    """The finding on a rule; ``regret`` is the rule's objective value / the tuned optimum's, or the rule's ratio."""
 
     rule: Rule
     batch_size: int | None
@@ -472,7 +485,7 @@ def audit(
 def cases(
     spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
 ) -> list[Case]:
-    """Return each rule's cases at the optimum and at the largest confirmed batch size without accumulation."""
+    """Return each rule's cases, most at the optimum and at the largest confirmed batch size without accumulation."""
     base = default_configuration(spec, trials)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
@@ -514,7 +527,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """True if a run reached the target, diverged, or had the full limit and did not run out of memory."""
+    """True if a run reached the target, diverged, or had the full limit and a result other than out of memory."""
     ended_itself = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
     is_whole = ended_itself or trial.train_seconds_limit >= spec.budget.trial_train_seconds
     return is_whole and trial.state.has_result and trial.state is not TrialState.OOM
@@ -603,13 +616,15 @@ def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
 
 
 def run_seconds(spec: StudySpec, case: Case) -> float:
-    """Return the expected train seconds of a run: the tuned optimum's median if known, else the full limit."""
     known = None if case.tuned is None else case.tuned.time.median
     return spec.budget.trial_train_seconds if known is None else known
 
 
 def runs_to_decide(regret: Regret | None, made: int) -> float:
-    """Return the runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; infinite if never."""
+    """Return the runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; infinite if never.
+
+    Without an interval, the result is twice the runs ``made``.
+    """
     if regret is None or not regret.low or regret.high is None:
         return 2.0 * made
     distance = max(math.log(HELD / regret.value), math.log(regret.value / BROKE))

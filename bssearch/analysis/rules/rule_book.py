@@ -95,7 +95,7 @@ def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) ->
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
         ratio = f"{tuned.batch_size / base.batch_size:.3g}×"
-        return f"batch {tuned.batch_size} is {ratio} the default's, below {WARMUP_RATIO}×"
+        return f"batch {tuned.batch_size} is {ratio} the default batch size, below {WARMUP_RATIO}×"
     if tuned.warmup_epochs == 0 and bounds(space.warmup_epochs)[1] == 0:
         return "the space has no warmup"
     return replace(tuned, warmup_epochs=0.0)
@@ -137,7 +137,7 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 
 
 def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
-    """Return a configuration of one micro-batch per step with β₂^κ, κ = 1 / accumulation steps.
+    """Return a configuration of one micro-batch per step with β₂^κ, κ = 1 / accumulation steps, or a reason against it.
 
     Marek et al. 2025 (arXiv 2507.07101) propose the rule. ``near`` is the tuned configuration at the micro-batch size.
     If ``near`` is None or has another optimizer, the learning rate follows the space's rule.
@@ -166,8 +166,9 @@ def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Confi
 
 def _ema_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
     # ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)
-    if base.parameters.get("ema_decay") is None or tuned.parameters.get("ema_decay") is None:
-        return "the default or the optimum averages no weights"
+    for name, one in (("default", base), ("optimum", tuned)):
+        if one.parameters.get("ema_decay") is None:
+            return f"the {name} averages no weights"
     decay = half_life(_number(base, "ema_decay"), tuned.batch_size / base.batch_size)
     return replace(tuned, parameters={**tuned.parameters, "ema_decay": decay})
 
@@ -175,8 +176,9 @@ def _ema_half_life(space: SearchSpace, base: Configuration, tuned: Configuration
 def _without_beta2(base: Configuration, tuned: Configuration) -> str | None:
     if reason := _unknown(base, tuned, "optimizer") or _other_optimizer(base, tuned):
         return reason
-    if any(one.parameters.get(name) is None for one in (base, tuned) for name in ("beta1", "beta2")):
-        return f"the rule is about Adam's betas, but the optimum trains with {tuned.optimizer}"
+    for name in ("beta1", "beta2"):
+        if any(one.parameters.get(name) is None for one in (base, tuned)):
+            return f"the rule is about Adam's betas, but runs with {tuned.optimizer} have no {name}"
     return None
 
 
@@ -251,12 +253,12 @@ def judge(
     """Judge a rule's configuration against the tuned configuration.
 
     The rule held if the regret's upper end is below `HELD`. The rule broke if the lower end is above `BROKE`, or if all
-    ``wanted`` runs missed the target. Misses of contended runs break a rule only if all runs diverged or the regret's
-    lower bound is above `BROKE`.
+    ``wanted`` runs missed the target. If a common step time compares the runs, misses of contended runs break a rule
+    only if all runs diverged or the regret's lower bound is above `BROKE`.
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)
-    basis = "" if objective.common is None else f" by {objective.common.in_words}"
+    basis = "" if objective.common is None else f", compared by {objective.common.in_words}"
     made, reached = len(rule.runs), rule.estimate.reached
     if not reached:
         regret = _at_least(rule, tuned, limit)

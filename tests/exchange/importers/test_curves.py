@@ -763,7 +763,7 @@ def test_one_learning_rate_with_several_seeds_is_untuned(tmp_path: Path) -> None
     table(tmp_path, text)
     printed(tmp_path, "import", "curves", "log.csv", "--target", "0.4")
     rows = {one["batch_size"]: one["untuned_because"] for one in read(tmp_path, "best", "log")["batches"]}
-    assert "only 1 learning rate tried" in rows[16] and rows[32] == []
+    assert "the runs tried only 1 learning rate" in rows[16] and rows[32] == []
 
 
 def test_a_harder_target_is_answered_from_curves_that_go_on(tmp_path: Path) -> None:
