@@ -352,12 +352,15 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
     if not trials:
         return TargetNotReachedError(f"study {study.name!r} has no trial yet", hint=_continue(study))
     if not tried:
-        ended = ", ".join(f"{count} {state.value}" for state, count in Counter(trial.state for trial in trials).items())
+        states = ", ".join(f"{count} {one.value}" for one, count in Counter(trial.state for trial in trials).items())
+        ended = [trial.number for trial in trials if trial.state.is_finished]
         return TargetNotReachedError(
-            f"no trial of study {study.name!r} has a result: {ended}",
+            f"no trial of study {study.name!r} has a result: {states}",
             hint=NAN_DATA
             if are_nan_at_any_rate(trials)
-            else f"see why a trial ended with `bssearch trial show {shlex.quote(study.name)} {trials[-1].number}`",
+            else f"see why trial {ended[-1]} ended with `bssearch trial show {shlex.quote(study.name)} {ended[-1]}`"
+            if ended
+            else _continue(study),
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(

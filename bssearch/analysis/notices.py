@@ -165,7 +165,7 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
         ),
         (
             "optimum_at_edge",
-            len(sizes) > 1 and best in (min(sizes), max(sizes)),
+            len(sizes) > 1 and best in (min(sizes), max(sizes)) and best > 1,
             f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} size of the study; the optimum "
             f"may be beyond this size; run {'smaller' if best == min(sizes) else 'larger'} batch sizes",
         ),

@@ -313,14 +313,14 @@ def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
     ratio, best = answer.speedup.over_default, answer.optimal.objective_value
     if ratio is None:
         return
-    value, longer = best.median * ratio.value, "longer than " if ratio.at_least else ""
+    value, more = best.median * ratio.value, f"{objective_in(answer).exceeds} than " if ratio.at_least else ""
     yield _apart(
-        f"your default{' (longer than this)' if ratio.at_least else ''}",
+        f"your default ({more}this)" if more else "your default",
         [
             Point(
                 batch_size,
                 value,
-                f"your default, batch {batch_size}: {longer}{number(value, 4)}",
+                f"your default, batch {batch_size}: {more}{number(value, 4)}",
                 f"{'> ' if ratio.at_least else ''}{number(ratio.value)}× the optimum",
             )
         ],

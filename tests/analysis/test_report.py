@@ -291,8 +291,12 @@ def test_a_loss_to_minimise_is_answered_the_right_way_round() -> None:
 
 def test_trials_that_measured_nothing_are_counted() -> None:
     trials = [make_trial(n, state=TrialState.OOM, best_metric=None) for n in range(3)]
-    with pytest.raises(TargetNotReachedError, match="has a result: 3 oom"):
-        answer(trials)
+    with pytest.raises(TargetNotReachedError, match="has a result: 3 oom") as missed:
+        answer([*trials, make_trial(3, state=TrialState.RUNNING, best_metric=None)])
+    assert "trial show toy 2`" in str(missed.value.hint)
+    with pytest.raises(TargetNotReachedError, match="has a result: 1 running") as missed:
+        answer([make_trial(0, state=TrialState.RUNNING, best_metric=None)])
+    assert "bssearch run" in str(missed.value.hint)
 
 
 def codes(found: Answer) -> set[str]:
@@ -493,9 +497,11 @@ def test_where_all_accumulate_the_largest_that_ran_is_named() -> None:
     assert largest.batch_size == 16 and "accumulates" in largest.reason
 
 
-def test_the_only_batch_size_of_a_study_is_no_edge() -> None:
-    spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": 32})
-    assert "optimum_at_edge" not in codes(build_answer(study(spec), spec, [make_trial(0, batch_size=32)], {}))
+@pytest.mark.parametrize(("sizes", "best"), [(32, 32), ([1, 2], 1)])
+def test_the_only_batch_size_and_batch_1_are_no_edge(sizes: int | list[int], best: int) -> None:
+    default = {"batch_size": best, "learning_rate": 0.1}
+    spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": sizes}, default=default)
+    assert "optimum_at_edge" not in codes(build_answer(study(spec), spec, [make_trial(0, batch_size=best)], {}))
 
 
 LIMIT = 20.0

@@ -154,6 +154,12 @@ def test_the_default_is_a_diamond_or_an_arrow_if_it_missed_the_target(state: Tri
     assert not any("your default" in name for name in names(plots.objective_chart(ran)))
 
 
+def test_a_default_that_missed_the_target_takes_more_samples_not_longer() -> None:
+    trial = make_trial(99, configuration=make_spec().default_configuration, state=TrialState.EXHAUSTED, seconds=9.0)
+    ran = answer_of([*law_trials(), trial], make_spec(objective="samples_to_target"))
+    assert named(plots.objective_chart(ran, 32), "your default").name == "your default (more than this)"
+
+
 def labels(chart: Chart | None, name: str) -> set[str]:
     return {point.label for point in named(chart, name).points}
 
