@@ -317,7 +317,8 @@ class Answer(Model):
     Attributes:
         tied: Batch sizes shown to be within 5 % of the best.
         worse: Batch sizes shown to be more than 5 % worse than the best.
-        within_5_percent: Probability that the batch size costs at most 5 % more than the best, if fully tuned.
+        within_5_percent: Probability that the recommended batch size costs at most 5 % more than the best, if fully
+            tuned.
         provisional: True if ``within_5_percent`` is unknown or below 0.9, or if training ignores the seed.
         configuration_within_5_percent: Probability that the printed values cost at most 5 % more than the best.
 

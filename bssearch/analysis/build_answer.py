@@ -417,7 +417,7 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
         f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
-        f"{share if highest <= LARGEST_SHARE else 'too few runs to bound the share of runs that reach the target'}",
+        f"{share if highest <= LARGEST_SHARE else 'the runs are too few to bound the share that reaches the target'}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 

@@ -77,7 +77,7 @@ POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metri
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Return each batch size's final metric after the newest full limit; None if no `TO_BUDGET` run completed."""
+    """Return each batch size's final metric at the limit of the newest completed `TO_BUDGET` run, if any."""
     whole = [trial for trial in trials if is_to_budget(trial) and ran_to_its_end(trial)]
     newest = max(whole, key=lambda one: one.number, default=None)
     if newest is None:

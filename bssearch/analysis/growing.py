@@ -73,7 +73,7 @@ def batch_schedule_answer(
 
 
 def _best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
-    # The schedule with the least figure, preferably a repeated schedule; None without a hit
+    # The schedule with the least figure, preferably a repeated schedule; None if all schedules missed
     audits = (one for one in trials if one.phase is Phase.AUDIT and one.configuration.grows and says_something(one))
     repeated = grouped((one.configuration.key, one) for one in audits)
     searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]
@@ -113,7 +113,7 @@ def growing_batch(
     if found is not None and found.trial_numbers[0] in by_number:
         return by_number[found.trial_numbers[0]]
     if spec.is_imported:
-        return "no imported run with a growing batch reached the target"
+        return "the imported study has no run with a growing batch"
     size, steps = tuned.configuration.batch_size, median_steps(tuned)
     smaller, larger = size // 2, 2 * size
     if steps is None:

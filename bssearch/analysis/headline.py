@@ -284,7 +284,7 @@ RESOURCES: Mapping[str, _Resource] = {
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """Return a notice if a batch size takes over 5 % less of another resource than the optimum."""
+    """Return a notice if the optimum takes over 5 % more of another resource than a batch size."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
@@ -378,7 +378,7 @@ def about_columns(answer: Answer) -> list[str]:
         ),
         (
             any(row.noise_scale is not None for row in rows),
-            "Noise scale: the gradient noise scale near the target, in samples, over all trials of the batch size.",
+            "Noise scale: the gradient noise scale near the target, in samples, over trials of the batch size.",
         ),
     ]
     return [sentence for holds, sentence in explanations if holds]

@@ -52,7 +52,7 @@ BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated
 
 
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """Return confirmed configurations that surely miss the target in more than half of the runs, by first run.
+    """Return confirmed configurations that surely miss the target in more than half of the runs, the oldest first.
 
     The upper 95 % bound of the share of runs that reach the target is below `HALF` (Clopper & Pearson 1934).
     """
@@ -64,7 +64,7 @@ def _reached(one: Candidate) -> int:
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Return the keys of configurations shown to be worse by `BEATEN_MARGIN` than the best with `FEWEST_RUNS`.
+    """Return the keys of configurations shown to be worse by `BEATEN_MARGIN` than the best with enough runs.
 
     A missed run counts with the objective value at the last miss, but not in the noise. Contended runs count only if
     the objective value is steps × step time.

@@ -373,7 +373,7 @@ def _dense_sizes(sizes: Collection[int]) -> list[float]:
 
 
 def _about(row: Batch) -> str:
-    parts = [f"{row.reached} of {row.trials} trials reached the target"]
+    parts = [f"{row.reached} of {plural(row.trials, 'trial')} reached the target"]
     time = row.time_to_target_s
     if time is not None:
         parts.append("a single run" if time.runs == 1 else f"{'median of ' * bool(time.runs)}{time.origin}")

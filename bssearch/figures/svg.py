@@ -153,7 +153,7 @@ def extent(series: Iterable[Series]) -> list[float]:
 
 
 def linear_ticks(low: float, high: float) -> list[Tick]:
-    """Return multiples of 1, 2 or 5 times a power of ten, in at most `MOST_TICKS` steps."""
+    """Return ticks at multiples of 1, 2 or 5 times a power of ten, in at most `MOST_TICKS` steps."""
     least = (high - low) / MOST_TICKS
     power = 10 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -163,7 +163,7 @@ def linear_ticks(low: float, high: float) -> list[Tick]:
 
 
 def round_numbers(low: float, high: float) -> list[float]:
-    """Return two to nine numbers for a logarithmic axis, round if possible."""
+    """Return at most nine numbers for a logarithmic axis, round if possible."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(step / 10 for step in range(10, 100))):

@@ -294,7 +294,7 @@ class LawFit:
     Attributes:
         deviation: Residual standard deviation of log samples.
         residuals: Geometric mean of samples / the law's samples − 1.
-        verdict: "poor" if a residual exceeds 10 % and either 3 standard errors or the F-test's 5 % limit.
+        verdict: "poor" if a residual exceeds 10 % and, with repeats, 3 standard errors or the F-test's 5 % limit.
     """
 
     s_min: float

@@ -111,7 +111,7 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
         len(rows) >= FEWEST_LEVELS,
         f"the number of metric levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the target is "
         f"{len(rows)}; a prediction needs {FEWEST_LEVELS}",
-        hint="run a new study with a harder target, or leave out the largest batch sizes",
+        hint="run a new study with a harder target or without the largest batch sizes",
     )
     logs = np.array([row for _, row in rows[::-1]])
     return _Levels(

@@ -175,7 +175,7 @@ class Scale:
 
     @property
     def timescale(self) -> float | None:
-        """AdamW's τ = B/(ηλD) of the best run (Wang & Aitchison 2024); None without AdamW or weight decay."""
+        """AdamW's τ = B/(ηλD) of the best run (Wang & Aitchison 2024); None without AdamW, η or λ."""
         best = self.answer.optimal
         rate, decay = best.parameters.get("learning_rate"), best.parameters.get("weight_decay")
         if best.parameters.get("optimizer") != "adamw" or not rate or not decay:

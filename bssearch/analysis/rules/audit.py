@@ -610,7 +610,6 @@ def _small_batch(spec: StudySpec, optima: Mapping[int, Candidate], best: int) ->
 
 
 def by_cost(spec: StudySpec, found: Sequence[Case]) -> list[Case]:
-    """Return the cases to run, the cheapest first, and last the cases that cannot be decided."""
     asked = (case for case in found if case.configuration is not None and not case.is_tuned)
     return sorted(asked, key=lambda case: (not case.can_be_decided, run_seconds(spec, case)))
 

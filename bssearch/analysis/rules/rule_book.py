@@ -137,7 +137,7 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 
 
 def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
-    """Return a configuration of one micro-batch per step with β₂^κ, κ = 1 / accumulation steps, or a reason against it.
+    """Return a configuration of one micro-batch per step with β₂^κ, κ = 1 / accumulation steps, or a reason.
 
     Marek et al. 2025 (arXiv 2507.07101) propose the rule. ``near`` is the tuned configuration at the micro-batch size.
     If ``near`` is None or has another optimizer, the learning rate follows the space's rule.
@@ -226,7 +226,7 @@ SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
-    """The ratio of two objective values; ``at_least`` is true if the value is a lower bound."""
+    """The ratio of two objective values or of a rule; ``at_least`` is true if the value is a lower bound."""
 
     at_least: bool
 
