@@ -317,7 +317,8 @@ def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Cav
         (
             "steps_skipped",
             skipped,
-            f"loss scaling skipped {skipped} of {taken} steps of batch {best}, but skipped steps count; train in bf16",
+            f"loss scaling skipped {skipped} of {taken} steps of batch {best}, and the steps to the target include "
+            "skipped steps; train in bf16",
         ),
         (
             "smaller_batches",

@@ -64,7 +64,7 @@ def _reached(one: Candidate) -> int:
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Return the keys of configurations shown to be worse by `BEATEN_MARGIN` than the best with enough runs.
+    """Return the keys of configurations shown to be worse by `BEATEN_MARGIN` than the best repeated configuration.
 
     A missed run counts with the objective value at the last miss, but not in the noise. Contended runs count only if
     the objective value is steps × step time.

@@ -254,7 +254,7 @@ class _Approach:
 
 
 def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
-    """Predict for a harder target ``value``; raise `UsageError` if the curves allow no prediction."""
+    """Predict for a harder target ``value``; raise `UsageError` for other targets, or if the curves are too few."""
     gain, highest = measured.gain(value), _highest(measured)
     require(
         math.isfinite(value) and gain > measured.gain(measured.value),
@@ -280,7 +280,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Predict for ``samples`` at the best batch size; raise `UsageError` if the curves allow no prediction."""
+    """Predict for ``samples`` at the best batch size; raise `UsageError` if out of range or without enough curves."""
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))

@@ -38,7 +38,7 @@ class BranchPlan:
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Plan branches from B up to 2^``octaves`` B; raise `UsageError` if 2B exceeds ``samples`` or ``largest``."""
+    """Plan branches from B up to 2^``octaves`` B; raise `UsageError` if ``octaves`` < 1 or 2B is too large."""
     require(octaves >= 1, f"octaves = {octaves} must be >= 1 to compare B and 2B")
     require(
         samples >= 2 * batch_size,

@@ -190,7 +190,7 @@ def plan_larger_run(
     step_time: StepTimeFit | None,
     branches: Sequence[LocalBatch] = (),
 ) -> LargerPlan:
-    """Plan a run too large to search; raise `UsageError` if the scales allow no prediction."""
+    """Plan a run too large to search; raise `UsageError` if the scales allow no prediction at ``samples``."""
     scales = sorted(scales, key=lambda one: one.samples)
     largest = scales[-1]
     different = len({one.samples for one in scales})

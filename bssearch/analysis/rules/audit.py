@@ -518,7 +518,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return a configuration's results (`is_result`), one per seed, preferably from confirmation runs."""
+    """Return a configuration's results (`is_result`) after the search, one per seed, preferably from confirmation."""
     completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
     by_seed = grouped(
         (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases
