@@ -106,7 +106,6 @@ def about_devices(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """Return a sentence on the probability that the recommended batch size is within 5 % of the best."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
     if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:

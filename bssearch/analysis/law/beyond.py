@@ -280,7 +280,11 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Predict for ``samples`` at the best batch size; raise `UsageError` if out of range or without enough curves."""
+    """Predict for ``samples`` at the best batch size.
+
+    Raises:
+        UsageError: The samples are out of range, or the curves are too few.
+    """
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
