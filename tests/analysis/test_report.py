@@ -499,8 +499,9 @@ def test_where_all_accumulate_the_largest_that_ran_is_named() -> None:
 
 @pytest.mark.parametrize(("sizes", "best"), [(32, 32), ([1, 2], 1)])
 def test_the_only_batch_size_and_batch_1_are_no_edge(sizes: int | list[int], best: int) -> None:
-    default = {"batch_size": best, "learning_rate": 0.1}
-    spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": sizes}, default=default)
+    document = SPEC.model_dump(mode="json")
+    changed = {name: {**document[name], "batch_size": size} for name, size in (("space", sizes), ("default", best))}
+    spec = make_spec(**changed)
     assert "optimum_at_edge" not in codes(build_answer(study(spec), spec, [make_trial(0, batch_size=best)], {}))
 
 
