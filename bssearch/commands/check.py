@@ -56,6 +56,7 @@ from bssearch.search.pruners.base import first_slack, make_pruner
 from bssearch.spec import WORKLOAD_PARAMETERS, StudySpec, bounds, checked
 from bssearch.storage.repository import check_writable, open_store
 from bssearch.training.course import EVALUATION_SHARE
+from bssearch.workloads.base import TAKES
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 
@@ -84,12 +85,14 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     before = _losses(spec, executor, 2, configuration)
     for number, (name, value) in enumerate(others.items(), start=3):
         if before is not None and _losses(spec, executor, number, _with(configuration, name, value)) == before:
-            takes = "build_model" if name == "dropout" or name.startswith("model.") else "loss"
+            group, _, argument = name.rpartition(".")
+            takes = TAKES.get(group, "build_model" if name == "dropout" else "loss")
             own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
                 "parameter_ignored",
                 f"{name} seems to have no effect: with {name} = {own} and {_shown(value)} the losses of "
-                f"{STEPS} steps are identical; use the argument of {takes}(), or fix space.{name}",
+                f"{STEPS} steps are identical; use the argument {argument} of {takes}(), or fix "
+                f"space.{name}",
             )
 
 

@@ -457,6 +457,9 @@ class Task:
         cut = lambda a, b: bssearch.Part(inputs[a:b], targets[a:b])
         return bssearch.Data(train=cut(0, 200), validation=cut(200, 300), test=cut(300, 400))
 
+    def augment(self, inputs, *, scale=1.0):
+        return inputs
+
     def build_model(self, *, dropout):
         layer = nn.Dropout(dropout if "dropout" in self.uses else 0.2)
         return nn.Sequential(nn.Linear(10, 8), nn.ReLU(), layer, nn.Linear(8, 2))
@@ -470,6 +473,9 @@ class Task:
 """
 
 
+DEFAULT = {"batch_size": 32, "learning_rate": 0.1, "dropout": 0.1, "label_smoothing": 0.0}
+
+
 def findings(folder: Path, uses: list[str], space: dict[str, Any]) -> list[tuple[str, str]]:
     (folder / "task.py").write_text(WORKLOAD)
     return [
@@ -481,7 +487,7 @@ def findings(folder: Path, uses: list[str], space: dict[str, Any]) -> list[tuple
                     "workload": "task.py:Task",
                     "workload_settings": {"uses": uses},
                     "space": {"batch_size": [32], "learning_rate": [0.05, 0.1], **space},
-                    "default": {"batch_size": 32, "learning_rate": 0.1, "dropout": 0.1, "label_smoothing": 0.0},
+                    "default": DEFAULT | ({"augmentation": {"scale": 1.0}} if "augmentation" in space else {}),
                     "budget": {"trials": 5, "trial_train_seconds": 0.3},
                     "executor": {"name": "inline", "device": "cpu"},
                 }
@@ -492,6 +498,7 @@ def findings(folder: Path, uses: list[str], space: dict[str, Any]) -> list[tuple
 
 
 BOTH = {"dropout": {"low": 0.0, "high": 0.5}, "label_smoothing": [0.0, 0.1]}
+TAKEN_BY = {"dropout": "build_model", "label_smoothing": "loss", "augmentation.scale": "augment"}
 
 
 @pytest.mark.slow
@@ -501,6 +508,7 @@ BOTH = {"dropout": {"low": 0.0, "high": 0.5}, "label_smoothing": [0.0, 0.1]}
         (["dropout", "label_smoothing"], BOTH, []),
         (["dropout"], BOTH, ["label_smoothing"]),
         (["label_smoothing"], BOTH, ["dropout"]),
+        ([], {"augmentation": {"scale": [1.0, 2.0]}}, ["augmentation.scale"]),
         ([], BOTH, ["dropout", "label_smoothing"]),
         ([], {"dropout": 0.1}, []),
     ],
@@ -510,6 +518,9 @@ def test_a_searched_parameter_that_the_workload_does_not_use_is_named_and_no_oth
 ) -> None:
     found = [message for code, message in findings(tmp_path, uses, space) if code == "parameter_ignored"]
     assert [message.split()[0] for message in found] == ignored
+    assert all(
+        f" {TAKEN_BY[name]}(), or fix space.{name}" in message for name, message in zip(ignored, found, strict=True)
+    )
 
 
 def test_where_a_few_steps_take_long_they_are_not_made_and_that_is_said() -> None:
