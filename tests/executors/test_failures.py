@@ -245,6 +245,8 @@ def test_an_outcome_that_a_worker_sends_is_bounded() -> None:
     line = encode(TrialEnded(number=7, outcome=OUTCOME))
     with pytest.raises(ValueError, match="1,001 test metrics"):
         decode_reply(line.replace(b'"further_test_metrics": null', f'"further_test_metrics": {{{metrics}}}'.encode()))
+    with pytest.raises(ValueError, match=r"test metric mm.* has 1,001 characters"):
+        replace(OUTCOME, further_test_metrics={"m" * 1001: 1.0})
 
 
 def kind_of(message: Command | Reply) -> str:
