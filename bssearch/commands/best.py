@@ -115,8 +115,8 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     spec = spec_of(record)
     require(
         record.objective == TimeToTarget.name,
-        f"bssearch predicts only for objective {TimeToTarget.name}, not {record.objective}",
-        hint="run a new study with the harder target",
+        f"study {study!r} has objective {record.objective}, but bssearch predicts only for {TimeToTarget.name}",
+        hint=f"run a new study with objective: {TimeToTarget.name}",
     )
     probes, trials = store.probes.by_batch_size(study), store.trials.of(study)
     verdict = first_verdict(record, spec, compared_trials(trials, store.probes.memory_boundary(study)), probes)
@@ -133,7 +133,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
     """Predict a stored study's answer from another device's step times.
 
-    ``device_name`` defaults to the name of the file ``step_times``.
+    ``device_name`` defaults to the stem of ``step_times``.
     """
     from bssearch.exchange.importers.step_times import read_step_times
 
@@ -145,7 +145,7 @@ DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is f
 
 
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
-    """Round the searched values of a configuration to `DIGITS` digits if the rounded values stay in range."""
+    """Round each searched value of a configuration to `DIGITS` digits if the rounded value stays in range."""
     found, space, size = dict(values), spec.space, values["batch_size"]
     own = spec.default_configuration.optimizer  # for a program, whose values name no optimizer
     for one in space.dimensions():

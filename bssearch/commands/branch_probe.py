@@ -122,9 +122,10 @@ def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
     )
     if point.samples is None and (several or _horizon(spec) is not None):
         why = "to distinguish several checkpoints" if several else "for the learning-rate schedule"
+        save = "" if spec.is_program else ", or save the samples in the file"
         raise UsageError(
-            f"checkpoint {point.path} has neither step nor samples, which are necessary {why}",
-            hint="give the samples before each checkpoint with --at, or save the samples in the file",
+            f"the samples before checkpoint {point.path} are unknown, but necessary {why}",
+            hint=f"give the samples before each checkpoint with --at{save}",
         )
 
 
@@ -247,15 +248,15 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
         yield "The batch size is the same at all checkpoints, so the checkpoints show no gain from a growing schedule."
     elif rises:
         yield (
-            "The batch size grows from checkpoint to checkpoint. Train with this schedule: "
+            "The batch size grows along the checkpoints and never falls. Train with this schedule: "
             f"`bssearch trial add {spec.name} {schedule_words(found)}`."
         )
     elif rises is not None:
         yield "The batch size falls between two checkpoints, so a growing schedule does not fit."
     yield (
         f"Each branch has {plan.samples} samples. The end of a branch is the mean validation {spec.target.metric} "
-        f"over the last quarter. Each batch size has {repeats} branches, and holds if their mean end is within the "
-        f"one-sided 95 % bound of batch size {plan.batch_sizes[0]}."
+        f"over the last quarter. A batch size holds if no branch diverges, and if the mean end of its "
+        f"{repeats} branches is within the one-sided 95 % bound of batch size {plan.batch_sizes[0]}."
     )
 
 
@@ -275,7 +276,7 @@ def answer(found: LocalCriticalBatch, base: int) -> str:
         case "found":
             return f"the local critical batch size is {found.low}: batch size {found.high} has a worse metric."
         case "at_least":
-            return f"the local critical batch size is at least {found.low}: all batch sizes hold."
+            return f"the local critical batch size is at least {found.low}: all tried batch sizes hold."
         case "below":
             return (
                 f"the local critical batch size is below {found.high}, whose metric is worse; the smallest batch size "
@@ -359,8 +360,8 @@ def branch(
 ) -> ProbeReport:
     """Find a run's critical batch size with branches from checkpoints.
 
-    Branches at batch sizes B, 2B, 4B, … train on equal samples. The answer is the largest size that does not worsen the
-    metric.
+    Branches at batch sizes B, 2B, 4B, … train on equally many samples. The answer is the largest size that does not
+    worsen the metric.
     """
     require(
         not spec.command,
@@ -387,7 +388,10 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Convert ``tokens`` to samples; raise `UsageError` for fewer than ``least`` samples (one step at 2B)."""
+    """Convert ``tokens`` to samples; raise `UsageError` below ``least`` samples (one step at 2B).
+
+    Without ``tokens_per_sample``, return ``tokens``.
+    """
     if tokens_per_sample is None:
         return tokens
     require(
@@ -414,20 +418,22 @@ class Branching:
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
-        """Branch at batch sizes B, 2B, 4B, … until a size worsens the metric; raise `LaunchError` if B does not fit.
+        """Branch at batch sizes B, 2B, 4B, … until a size worsens the metric or does not fit.
 
-        Raises `UsageError` if a branch fails or the first metric is not finite.
+        Runs only B if the branches at B give no bound of the metric. Raises `LaunchError` if B does not fit, and
+        `UsageError` if a branch fails or the checkpoint's metric is unknown.
         """
         base_size, *larger = self._plan.batch_sizes
         measured = self._size(point, base_size)
         if isinstance(measured, str):
             raise LaunchError(
                 f"the branch at batch size {base_size} {measured}",
-                hint="find the largest micro-batch that fits with `bssearch probe memory`",
+                hint="set space.max_micro_batch_size to the largest micro-batch of `bssearch probe memory`",
             )
         start = required(
             next((one.start_metric for one in measured if one.start_metric is not None), None),
-            f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite; branch from another checkpoint",
+            f"checkpoint {point.path} has no finite {self._study.spec.target.metric} before the first step; evaluate "
+            "before the first step, or branch from another checkpoint",
         )
         sizes, notice = [_ends(base_size, measured)], None
         bound = bound_of(sizes[0], self._goal)
@@ -544,7 +550,7 @@ def notices(
         if point.has_optimizer is False:
             yield (
                 f"{point.path.name} has no optimizer state, so {optimizer} starts without state; "
-                "warm up the learning rate with --warmup-steps"
+                "check that --warmup-steps warms up the learning rate long enough"
             )
         rate, default = point.learning_rate, spec.default.learning_rate
         falls = spec.default_configuration.parameters.get("schedule", "constant") != "constant"

@@ -66,7 +66,7 @@ LONGEST_S = 10.0  # most seconds of all runs together; about as long as the rest
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
     """Yield a (code, sentence) for each searched parameter that does not change the loss.
 
-    ``probe`` is the step time of the default configuration.
+    Yields only ``parameters_not_tried`` if the runs would take over `LONGEST_S` seconds. ``probe`` times the default.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
     others = _other_values(spec, configuration)
@@ -146,7 +146,7 @@ TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limi
 
 
 class BatchCheck(Model):
-    """A tried batch size; all seconds are null if memory ran out."""
+    """The times of a step and of an evaluation at a tried batch size."""
 
     batch_size: int
     micro_batch_size: int
@@ -156,10 +156,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default configuration's trial of at most ``limit_s`` train seconds.
-
-    ``time_to_target_s`` is null if the trial missed the target.
-    """
+    """The default configuration's trial of at most ``limit_s`` train seconds."""
 
     batch_size: int
     limit_s: float
@@ -173,7 +170,7 @@ class ShortTrial(Model):
 
 
 class WalkStep(Model):
-    """A step of ``check --walk``: a question, measured figures by name, and a decision."""
+    """A question, measured figures by name, and a decision of ``check --walk``."""
 
     question: str
     figures: dict[str, float | None]
@@ -181,8 +178,9 @@ class WalkStep(Model):
 
 
 class Check(Model):
-    """The check of a spec, or of its largest scale; ``notes`` correct claims that the spec seems to follow.
+    """The check of a spec, or of its largest scale.
 
+    ``notes`` correct claims that the spec seems to follow, or name problems of the environment.
     ``longest_study_s`` and ``likely_study_s`` are the wall seconds of all ``studies`` together.
     """
 
@@ -331,8 +329,8 @@ def _memory(evidence: CheckEvidence, executor: Executor) -> tuple[MemoryFit | No
             for size in sorted({*fitting, max(1, max(fitting) // 2)})
         ]
     except BSSearchError as error:
-        return None, error.message
-    return fit_memory(uses), "fewer than three micro-batches ran"
+        return None, "; ".join(filter(None, (error.message, error.hint)))
+    return fit_memory(uses), "fewer than three micro-batch sizes have a known peak"
 
 
 def _largest_step(largest: int, most: int | None) -> WalkStep:
@@ -356,20 +354,20 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     mine, its = trial.best_metric, other.best_metric
     drop = None if mine is None or its is None or not mine else (target.gain(mine) - target.gain(its)) / abs(mine)
     if mine is None or its is None:
-        decision = "not measured: no evaluation ended in time"
+        decision = f"not measured: a run had no evaluation within {limit:g} train seconds"
     elif largest == default:
         decision = f"not compared: the default, batch {default}, is the largest batch size"
     elif drop is None:
-        decision = f"not measured: {target.metric} is 0 at batch {default}"
+        decision = f"not compared: the best {target.metric} at batch {default} is 0"
     elif drop > DROP:
         decision = (
-            f"after {limit:g} train seconds, {target.metric} is {drop:.1%} worse at batch {largest} than at batch "
-            f"{default}; use a smaller batch, or retune and regularise"
+            f"within {limit:g} train seconds, the best {target.metric} is {drop:.1%} worse at batch {largest} than at "
+            f"batch {default}; use a smaller batch, or retune and regularise"
         )
     else:
         decision = (
-            f"after {limit:g} train seconds, {target.metric} is at most {DROP:.0%} worse at batch {largest} than at "
-            f"batch {default}"
+            f"within {limit:g} train seconds, the best {target.metric} is at most {DROP:.0%} worse at batch {largest} "
+            f"than at batch {default}"
         )
     yield WalkStep(
         question="Does the largest batch converge?",
@@ -415,7 +413,7 @@ MARGIN = 0.02  # least margin
 LEAST = 0.5  # least distance of a proposed target from the untrained metric, even if one seed trains badly
 WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)  # alternative targets; denser at the end, where a percent costs more time
 
-# If the default takes longer than this share of the limit, slower configurations miss the target.
+# If the default takes longer than this share of the limit, slower configurations may miss the target.
 LATE = 0.5
 
 
@@ -482,9 +480,15 @@ def advise_target(
         for index in range(runs):
             outcome, curve = run_default(spec, executor, index, probe=probe, limit=limit, stop_at_target=False)
             require(
-                curve and outcome.state is not TrialState.DIVERGED,
+                outcome.state is not TrialState.DIVERGED,
                 f"the default configuration does not train: {outcome.reason}",
                 hint="change the default, for example default.learning_rate, or correct the workload",
+                error=LaunchError,
+            )
+            require(
+                curve,
+                f"the default configuration has no evaluation in {limit:g} train seconds: {outcome.reason}",
+                hint="raise budget.trial_train_seconds, or evaluate earlier",
                 error=LaunchError,
             )
             best = max(curve, key=lambda one: target.gain(one.metric))
@@ -527,7 +531,7 @@ def summarise(
     require(
         target.gain(proposed) > target.gain(untrained),
         f"margin = {margin:g} leads to target {proposed:g}, but an untrained model already has {target.metric} = "
-        f"{untrained:.4g}; use a margin below {way:.4g}",
+        f"{untrained:.4g}; use a margin below {(1 - MARGIN) * way:.4g}",
     )
     sign = 1.0 if target.goal is Goal.MAXIMIZE else -1.0
     values = {target.gain(untrained + sign * share * way): untrained + sign * share * way for share in WAY}
@@ -548,7 +552,6 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """Ease ``best`` by ``margin``, and round to the easier side."""
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 
@@ -593,8 +596,8 @@ def _notes(
         ),
         (
             target.gain(target.value) > target.gain(proposed),
-            f"the spec's target of {target.value:g} is harder than the proposal; use the proposal unless you need "
-            "this target",
+            f"the spec's target of {target.value:g} is harder than the proposal of {proposed:g}; use the proposal "
+            "unless you need this target",
         ),
     ]
     return [note for holds, note in notes if holds]
@@ -641,8 +644,8 @@ def schedule_runs(spec: StudySpec) -> int:
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
     """Return the expected wall seconds of the study if no trial beats the default.
 
-    The default's time to target caps all but `UNCAPPED_TRIALS` search trials. ``trial`` is the wall seconds of a full
-    trial.
+    A pruner that caps trials limits all but `UNCAPPED_TRIALS` search trials to `first_slack` times the default's time
+    to target. ``trial`` is the wall seconds of a full trial.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full

@@ -1,4 +1,4 @@
-"""Progress on stderr: a live table on terminals, else lines."""
+"""Progress of a run: a live table in terminals and notebooks, else lines."""
 
 import html
 import io
@@ -47,7 +47,7 @@ BAR = 20  # characters
 def seconds_left(history: History) -> float:
     """Return the expected wall seconds until the answer is final.
 
-    Until two trials have ended, the estimate comes from the time limit of a trial.
+    Until two search trials have ended, the estimate comes from the time limit of a trial.
     """
     ended = sorted(
         (one.ended_at.timestamp(), one.outcome.wall_seconds, one.state)
@@ -92,7 +92,7 @@ def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
 
 
 class LiveTable:
-    """A table at the bottom of the terminal; `show` redraws only changed lines."""
+    """A table at the bottom of the terminal."""
 
     def __init__(self, screen: Console) -> None:
         self._screen, self._size = screen, screen.size
@@ -251,7 +251,8 @@ def trainings_so_far(history: History) -> str:
     """Return the cost so far in multiples of the best trial's time to target, or an empty string if unknown."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
-    return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""
+    count = round(trainings_of(history.all_trials, seconds)) if seconds else 0
+    return f"cost {count:,} training{'' if count == 1 else 's'}" if seconds else ""
 
 
 def batch_table(history: History) -> Table:
@@ -290,10 +291,7 @@ WIDTH = 120  # characters per line in a notebook cell without a scroll bar
 
 @contextmanager
 def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listener]:
-    """Yield the given listener, else a display.
-
-    ``progress`` = None shows the display only in notebooks; False hides the display.
-    """
+    """Yield the given listener, else a display as `Launch.progress` asks."""
     if listener is not None:
         yield listener
     elif progress is False or (progress is None and not in_notebook()):

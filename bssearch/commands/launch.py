@@ -57,7 +57,7 @@ class Launch:
     ] = None
     verbose: Annotated[bool, Option("Print a line for each trial that ends.")] = False
     listener: "Listener | None" = None  # a listener instead of the display of progress
-    progress: bool | None = None  # True shows the run, None only in a notebook, False nowhere
+    progress: bool | None = None  # True shows progress; None shows progress only in a notebook
     make_executor: "Callable[[StudySpec, Path], Executor] | None" = None
     pretended_gib: float | None = None  # limit of device memory that the study does not store
     shift: "Shift | None" = None  # yields to other studies

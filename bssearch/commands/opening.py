@@ -41,7 +41,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record the code's digests, the cluster and the OptunaHub sampler of this user's run, if possible."""
+    """Record the code, cluster and OptunaHub sampler of this user's run, unless bssearch ships all code."""
     if spec.workload in SHIPPED and spec.executor.address is None and _hub_package(spec) is None:
         return
     file = _file(study)
@@ -55,8 +55,8 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     """Return the folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` if the code or a text parameter differs from the last run, or if the file is outside the
-    folder.
+    Raises `UsageError` for a workload in no file or outside the folder, and for code or text parameters unlike the last
+    run.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -71,7 +71,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     require(
         path.suffix != ".py" or (folder / path).resolve().is_relative_to(folder.resolve()),
-        f"{named}, a file outside of this folder; bssearch does not run code that only a database names",
+        f"{named}, a file outside of the folder {folder.resolve()}; bssearch runs no code that only a database names",
         hint="name the right code with --workload PATH.py:ATTRIBUTE",
     )
     texts = known.get(TEXTS)
@@ -217,7 +217,7 @@ def check_parts(spec: StudySpec) -> None:
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` if the workload lacks the metric, or has fewer samples than the largest batch size."""
+    """Raise `SpecError` if the workload lacks the metric, or has fewer samples than a batch size."""
     target = spec.target
     require(
         target.metric in found.metrics,
@@ -278,7 +278,7 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
 
 
 def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -> StudySpec:
-    """Set ``budget.least_trials`` so that an ended study uses all of a larger budget."""
+    """Set ``budget.least_trials`` so that a study that ended early uses all of a larger budget."""
     earlier = spec_of(stored)
     before, now = earlier.budget, spec.budget
     least = min(before.least_trials, now.trials)
@@ -291,7 +291,7 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
 
 
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
-    """Raise `UsageError` if the study has valid trials of earlier code."""
+    """Raise `UsageError` if the study has a trial of earlier code, except failed, lost and cancelled trials."""
     name = study.workload
     part = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
     require(
@@ -449,8 +449,8 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
                 remember(spec, store.studies.get(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(
-                    f"{given.label} is not in a file, so trials run in this process, one at a time; if a "
-                    "trial crashes or hangs, this process does too"
+                    f"no other process can load {given.label}, so trials run in this process, one at a time; pass a "
+                    "class from a file to protect this process from crashes and hangs"
                 )
             with (
                 _not_left_empty(store, spec.name) if is_new else nullcontext(),
@@ -522,11 +522,11 @@ def stored_spec(
     connects: bool = False,
     answered: bool = True,
 ) -> tuple[StudySpec, Launch]:
-    """Return the spec of a stored study, and a launch in the folder of the study's code.
+    """Return the spec of a stored study, and the launch.
 
-    ``to_run`` refuses imported studies. ``runs_code`` refuses code that differs from this user's last run on this
-    machine. ``connects`` refuses a cluster or OptunaHub package that differs from the last run. ``answered`` raises
-    `TargetNotReachedError` if the study has no answer.
+    ``to_run`` refuses imported studies. ``runs_code`` sets the launch's folder to the code's folder, and refuses code
+    that differs from this user's last run. ``connects`` refuses a cluster or OptunaHub package that differs from the
+    last run. ``answered`` raises `TargetNotReachedError` if the study has no answer.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)

@@ -18,6 +18,7 @@ from bssearch.records import (
     WorkloadDescription,
     is_said_to_need_warmup,
 )
+from bssearch.records.text import plural
 from bssearch.spec import (
     FINE_TUNING,
     FINE_TUNING_FACTOR,
@@ -243,7 +244,7 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
             "metric_never_moves",
             never_moves,
             f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
-            f"{outcome.steps} steps; check that evaluate() uses its model argument, and raise the learning rate",
+            f"{outcome.steps} steps; check that the evaluation uses the trained model, or raise the learning rate",
         ),
         (
             "target_far",
@@ -261,8 +262,8 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
         (
             "target_too_easy",
             outcome.time_to_target_s is not None and len(curve) <= 2,
-            f"the default reaches {target.metric} {target.value:g} at its first evaluation (step "
-            f"{outcome.first_hit_step}); set a harder target to compare batch sizes",
+            f"the default reaches {target.metric} {target.value:g} at step {outcome.first_hit_step}, after only "
+            f"{plural(len(curve), 'evaluation')}; set a harder target to compare batch sizes",
         ),
     ]
 

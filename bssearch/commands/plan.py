@@ -105,7 +105,7 @@ class LargerRequest(Request):
 def plan_larger(asked: LargerRequest) -> LargerPlan:
     """Plan, from studies of several scales, a run that is too large to search.
 
-    The plan has the batch size, learning rate, weight decay, steps and time of the run.
+    The plan has the batch size, learning rate, weight decay and steps of the run, and the time if step times are known.
 
     Raises `UsageError` if the studies allow no prediction.
 
@@ -248,8 +248,9 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
             found = {name: value for name, value in found.items() if name not in own}
     whole = read(ScaleRequest, {**asked.model_dump(), **found, "study": None, "step_times": None})
     unknown = "is unknown" if asked.study is None else f"is unknown in study {asked.study!r}"
-    require(whole.beta_s, f"the step time {unknown}; give alpha_s and beta_s, step_times, or a study with step times")
-    require(whole.b_crit, f"the critical batch size {unknown}; give b_crit, or a study with a fitted law")
+    study = "a study" if asked.study is None else "another study"
+    require(whole.beta_s, f"the step time {unknown}; give alpha_s and beta_s, step_times, or {study} with step times")
+    require(whole.b_crit, f"the critical batch size {unknown}; give b_crit, or {study} with a fitted law")
     return plan_devices(whole)
 
 

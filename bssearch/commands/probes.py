@@ -72,7 +72,8 @@ def run_default(
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run the default, or ``configuration``, with the ``index``-th seed; return the outcome and the curve.
 
-    ``limit`` is in train seconds. Unless ``stop_at_target``, the run continues past the target.
+    ``limit`` is in train seconds. Unless ``stop_at_target``, the run continues past the target. Raises `LaunchError` if
+    the run fails or memory runs out.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
@@ -97,7 +98,7 @@ def run_default(
     )
     require(
         outcome.state not in {TrialState.FAILED, TrialState.OOM},
-        f"the default configuration (batch {run.batch_size}) fails: {outcome.reason}",
+        f"the default configuration at batch {run.batch_size} fails: {outcome.reason}",
         hint="correct the workload, or the default in the spec",
         error=LaunchError,
     )
@@ -190,7 +191,7 @@ def step_time(
 
 
 def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[str]:
-    smallest = f"Batch {knee} is the smallest size with 90 % of the highest throughput."
+    smallest = f"Batch {knee} is the smallest size with at least 90 % of the highest throughput."
     if fit is None:
         return [smallest]
     line = (
@@ -225,7 +226,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 
 
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
-    """Time the default configuration at every batch size in ascending order.
+    """Time the default configuration at every batch size that fits, in ascending order.
 
     A size's timing ends at a precision of 2 %, or after ``seconds_limit``. The result pools all timings of a size.
     """
@@ -257,7 +258,7 @@ class MemoryProbe:
     uses: tuple[MemoryUse, ...]
     largest_that_fits: int
     smallest_that_does_not: int | None
-    ceiling: int  # number of training samples
+    ceiling: int  # training samples, or the largest batch size if unknown
     fit: MemoryFit | None
     marginal: tuple[MemoryUse, ...] = ()  # not stored
 
@@ -302,7 +303,7 @@ def memory(
 def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
     above = found.smallest_that_does_not
     if found.whole_training_part_fits:
-        yield f"All {found.ceiling} training samples fit in one micro-batch."
+        yield f"A micro-batch of {found.ceiling} samples, the largest size to try, fits."
     else:
         rest = "no size failed" if above is None else f"{above} does not fit"
         yield f"The largest micro-batch that fits is {found.largest_that_fits}; {rest}."
@@ -417,8 +418,8 @@ def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
     noise, unit = found.noise, "tokens" if spec.training.counts_tokens else "samples"
     if noise.low is None:
         yield (
-            f"The measurement could not separate the gradient from its noise in {noise.passes or 'the'} passes; "
-            "raise --seconds."
+            f"The measurement could not separate the gradient from its noise (passes: {noise.passes or 0}); raise "
+            "--seconds."
         )
     else:
         scale = noise_scale(noise.scale, noise.low, noise.high)

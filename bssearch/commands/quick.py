@@ -150,7 +150,7 @@ def rule_configuration(history: History, batch_size: int) -> Configuration:
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """Return a configuration's first ended search trial that was not capped, else the trial with the highest limit."""
+    """Return a configuration's first ended search trial that was not capped, else the capped trial of highest limit."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
@@ -265,13 +265,13 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
-            message=f"bssearch measured the noise scale far from the target, and the scale usually grows on the way: "
-            f"{found.reason}",
+            message="bssearch measured the noise scale far from the target, and the scale usually grows toward the "
+            f"target: {found.reason}",
         )
 
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
-    """Return the noise scale for Adam, else for SGD; None if the intervals of both scales reach 0 or ∞."""
+    """Return the noise scale for Adam, else for SGD; None if neither scale has an interval between 0 and ∞."""
     for scale, low, high in ((noise.adam_scale, noise.adam_low, noise.adam_high), (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
             return scale
@@ -337,7 +337,7 @@ WAY = 0.9  # if the default misses the target, the answer compares runs at this 
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = QUICK_SECONDS) -> QuickAnswer:
-    """Measure and store a quick answer in about ``seconds``."""
+    """Make a quick answer in about ``seconds``; see `stored_quick_answer`."""
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
     with opened(spec, launch) as study:
@@ -354,7 +354,10 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
 
 
 def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Make a quick answer without storing it; raise `UsageError` if no run of the default has a result."""
+    """Make a quick answer without storing it.
+
+    Raises `UsageError` if no run of the default has a result, or if the default does not train.
+    """
     spec = study.spec
     study.driver().run_planned(plan.next_size, Phase.SEARCH)
     history = study.history()

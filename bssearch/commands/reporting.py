@@ -24,7 +24,7 @@ UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
 
 
 class Reporter(Listener):
-    """Forwards events to ``watcher``, sends trials to boards, and notes failed deliveries."""
+    """Forwards events to ``watcher``, sends trials and answers to boards, and notes failed deliveries."""
 
     def __init__(self, boards: BoardProcess, watcher: Listener) -> None:
         self._boards, self._watcher = boards, watcher
@@ -179,7 +179,9 @@ def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[t
     try:
         reporter = Reporter(BoardProcess(names), watcher)
     except OSError as error:
-        watcher.note(f"log: cannot start the process of the boards ({error}); the boards receive no trial")
+        watcher.note(
+            f"log = {', '.join(names)}: the boards receive no trial, because their process cannot start: {error}"
+        )
         yield watcher, None
         return
     try:

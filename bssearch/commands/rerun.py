@@ -56,7 +56,7 @@ class Compared(Model):
 
 
 class Difference(Model):
-    """A difference between two environments."""
+    """A difference between the environments of the trial and the first rerun."""
 
     name: str
     then: Known
@@ -84,7 +84,7 @@ class RerunRun(Ran):
     """One rerun, compared with the stored trial."""
 
     # True if state, steps, steps to the target, failure reason and all metrics are equal. For a stopped trial, only
-    # the metrics before the stop count. Null without evaluations.
+    # the metrics before the stop count. Null if the ends are alike, but the runs have no common evaluation.
     identical: bool | None
     evaluations: list[Compared]
     only_then: int  # evaluations of the stored trial only
@@ -138,8 +138,9 @@ class Stored:
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
     """Train a stored trial again, and compare the runs without storing them.
 
-    A rerun takes one slot, and stops at the time limit of the study or the trial, whichever is longer. A stopped
-    trial stops again at its last evaluation. Set ``launch.workload`` if this machine does not know the workload.
+    A rerun takes one slot, and stops at the time limit of the study or the trial, whichever is longer. A rerun of a
+    stopped trial stops at the trial's last evaluation. Set ``launch.workload`` if this machine does not know the
+    workload.
 
     Raises `UsageError` for ``runs`` < 1, a trial that cannot run again, or unknown code, and the errors of `run_study`.
 
@@ -237,7 +238,7 @@ def _run(
         outcome = replace(
             outcome,
             state=stored.outcome.state,
-            reason=f"stopped at step {stored.until_step}, the last step of trial {stored.trial.number}",
+            reason=f"stopped at step {stored.until_step}, the last evaluation of trial {stored.trial.number}",
         )
     return outcome, curve
 
@@ -341,7 +342,7 @@ def _notes(stored: Stored) -> Iterator[str]:
     yield f"code: {', '.join(filter(None, code))}{dirty}" + (
         ""
         if stored.spec.workload in SHIPPED
-        else "; run the command in the folder of this file, and add --workload if the file has changed"
+        else "; run the command in the workload's folder, and add --workload if the workload has changed"
     )
     device = environment.device_name + (f" ({uuid})" if (uuid := stored.outcome.device_uuid) else "")
     yield (

@@ -84,7 +84,7 @@ def run_study(
 
 
 def begin_with(study: OpenStudy, source: str) -> None:
-    """Queue the best configuration and the missing runs of study ``source``, unless the study has trials.
+    """Queue the best configuration and the missing runs of study ``source``, unless ``study`` has trials.
 
     Leaves out configurations outside the space.
     """
@@ -121,7 +121,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time batch sizes on all but the first of ``executor.devices``, and run the best sizes of the Pareto front."""
+    """Time batch sizes on each count of ``executor.devices`` after the first, and run the Pareto front and its contenders."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -284,9 +284,9 @@ def audit_study(
         known = cache(lambda: _cases_of(study.store, spec))
         first = runs or spec.confirm.runs
         most = first if runs else spec.confirm.max_runs or first
+        count = f"{first} to {most} runs" if most > first else plural(first, "run")
         study.listener.note(
-            f"the audit makes {first} to {most} runs of each configuration; no run starts after {budget:g} train "
-            f"seconds"
+            f"the audit makes {count} of each configuration; no run starts after {budget:g} train seconds"
         )
         study.driver().run_planned(next_audit_run(known, first, budget, most), Phase.AUDIT)
         time_accumulation(study, answer(study.store, spec.name))
@@ -372,7 +372,7 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimal and the largest batch size with and without accumulation."""
+    """Of the batch sizes in one micro-batch, time the optimal and the largest size with and without accumulation."""
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.is_whole]

@@ -109,10 +109,10 @@ class Study:
 
     @property
     def answer(self) -> Answer:
-        """The answer of the ended study; raises `UsageError` before the study ends."""
+        """The answer of the ended study; raises `UsageError` if the study has not ended with an answer."""
         return required(
             self._search.answer,
-            f"study {self.spec.name!r} has not ended",
+            f"study {self.spec.name!r} has not ended with an answer",
             hint=f"for the answer so far, call bssearch.best({self.spec.name!r})",
         )
 

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Return a data frame with a row per trial; the number, state, time and searched parameters come first.
+    """Return a data frame with a row per trial; number, state, time to target and searched parameters come first.
 
-    Raises `NotFoundError` and `DatabaseError`.
+    Raises `NotFoundError` for an unknown study.
 
     Example: ``print(bssearch.trials_frame("digits").head())``
     """
@@ -254,7 +254,7 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The progress in ``bssearch study show``: spent, running and fastest trials, and counts by phase and state."""
+    """The progress in ``bssearch study show``."""
 
     study: str
     is_imported: bool

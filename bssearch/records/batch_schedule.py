@@ -216,7 +216,7 @@ def _rate_rule(parameters: Mapping[str, ParameterValue]) -> LearningRateRule:
 def _noise_share(parameters: Mapping[str, ParameterValue]) -> float:
     given = parameters.get(NOISE_SHARE)
     if not isinstance(given, int | float) or isinstance(given, bool) or not 0 < given < math.inf:
-        raise UsageError(f"{NOISE_SHARE} = {given!r} must be a number > 0")
+        raise UsageError(f"{NOISE_SHARE} = {given!r} must be a finite number > 0")
     return float(given)
 
 
@@ -257,7 +257,7 @@ class RunStage:
 
 
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
-    """Return the stages that a trial ran; empty for a constant batch size or below two points of the curve.
+    """Return the stages that a trial ran; empty if the batch size is constant or no step is known.
 
     A measured schedule grows only at evaluations, so batch sizes are samples / steps between evaluations.
     """

@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The interval from the last miss of the target to the first hit.
+    """The interval from the last evaluation before the target (miss) to the first evaluation at the target (hit).
 
     One fraction interpolates ``steps`` (rounded up) and ``train_seconds``.
     """

@@ -16,7 +16,6 @@ FEWEST_SIZES = 3  # points for a fit of two parameters; two points fit exactly
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    """Return the median of the known values, or None if no value is known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

@@ -108,8 +108,8 @@ class DeviceUse:
 class TrialOutcome:
     """The end and the measurements of a trial; fields that were not measured are None.
 
-    ``time_to_target_s`` and ``steps_to_target`` interpolate between the last miss and the first hit. If no evaluation
-    hit the target, the last miss is the last evaluation, a lower bound.
+    ``time_to_target_s`` and ``steps_to_target`` interpolate between the last miss and the first hit of `Crossing`. If
+    no evaluation met the target, the last miss is the last evaluation, a lower bound.
 
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
@@ -296,7 +296,7 @@ class NoiseMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The machine and the software of a trial; seconds compare only if fingerprints are equal.
+    """The machine and the software of a trial; seconds are comparable only if fingerprints are equal.
 
     Attributes:
         device_memory_bytes: The device's memory, or a smaller configured limit.
@@ -344,7 +344,7 @@ def field_values(record: DataclassInstance) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchMeasurement:
-    """The metric at a ``checkpoint`` and at the end of a branch from there; None if the branch diverged.
+    """The metric at a ``checkpoint`` and at the end of a branch; ``metric`` is None if the branch diverged.
 
     ``digest`` covers the checkpoint's content and the request.
     """

@@ -32,8 +32,8 @@ class Planned:
     """The fields of a plan that a stored trial keeps.
 
     Attributes:
-        sampled: The sampler's coordinates; None if the configuration is outside the search space.
-        uncapped: True unless the pruner's cap set ``train_seconds_limit``.
+        sampled: The configuration's coordinates in the search space, if known.
+        uncapped: True if the pruner caps the trial less, or not at all.
     """
 
     configuration: Configuration
@@ -56,8 +56,8 @@ class Planned:
 class TrialPlan(Planned):
     """A trial to run: new, or stored with the number ``queued`` or ``resumed``.
 
-    ``limit_state`` is `CAPPED` if the incumbent set the limit, and `EXHAUSTED` if the budget set the limit. If a
-    trial newer than ``after`` exists, the driver drops the plan.
+    ``limit_state`` is `EXHAUSTED` if the budget set the limit, else `CAPPED`. If a trial newer than ``after``
+    exists, the driver drops the plan.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -78,7 +78,7 @@ class TrialPlan(Planned):
 
     @property
     def is_tested(self) -> bool:
-        """True if the trial ends with an evaluation on the test part."""
+        """True if the trial's phase allows an evaluation on the test part."""
         return self.phase not in {Phase.SEARCH, Phase.PROBE}
 
 
@@ -230,7 +230,6 @@ class TrialRecord(Planned):
 
     @classmethod
     def planned(cls, plan: Planned, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
-        """A new record, running with a lease, else queued."""
         return cls(
             number=number,
             state=TrialState.QUEUED if lease is None else TrialState.RUNNING,

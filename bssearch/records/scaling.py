@@ -38,7 +38,6 @@ RULES_OF_OPTIMIZERS = {
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
-    """Return the learning-rate rule of an optimizer; sqrt if the literature has no rule."""
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 

@@ -87,7 +87,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the steps at the first batch size that take as long as ``steps``; None if a step time is unknown."""
+    """Return the steps at the first batch size that take as long as ``steps``; None if the seconds are unknown."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -122,7 +122,7 @@ class PooledStepTime(Generic[Key]):
 
 @lru_cache(maxsize=64)  # without the cache, each read of a study would fit the same visits again
 def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
-    """Fit log t = split + visit + residual by least squares, and return the step time of each split.
+    """Fit log t = split + visit + residual by penalised least squares, and return the step time of each split.
 
     t is undelayed step time / reference kernel time if known, else the wall time of the uncontended visits. If all
     visits to a split are contended, t is their wall time.
@@ -183,7 +183,8 @@ def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Ke
     """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
 
     The step time is a geometric mean, weighted by `TrialPace.weight`. Contended trials do not count if every
-    ``compared`` kind has `UNDISTURBED` uncontended trials. The kernel's pace is a midmean of the first `PACED` trials.
+    ``compared`` kind has at least `UNDISTURBED` uncontended trials. The kernel's pace is a midmean of the first `PACED`
+    trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

@@ -363,7 +363,6 @@ class Connection(H11Protocol):
     _deadline: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the first request's deadline; close the oldest of too many connections without an admitted request."""
         super().connection_made(transport)
         self.opened_at = self.loop.time()
         strangers = [one for one in self.connections if isinstance(one, Connection) and one._is_stranger]
@@ -427,7 +426,7 @@ def serve(
         tell: Prints a line of the welcome.
 
     Raises:
-        UsageError: The address is unusable.
+        UsageError: The address is unusable, or needs a token that ``asks_token`` = False forbids.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)

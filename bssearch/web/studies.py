@@ -28,7 +28,7 @@ from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState, sizes_in_words
-from bssearch.records.text import NOTHING, in_words, number, with_precision
+from bssearch.records.text import NOTHING, in_words, number, plural, with_precision
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Document, PageRequest, View, numbered
@@ -127,7 +127,7 @@ def compare_page(asked: PageRequest) -> Answered:
 
 
 def best_page(asked: PageRequest) -> Answered:
-    """Show results and agreement of matching studies; without a filter, show only the form."""
+    """Show results and agreement of matching studies; without a filter, show the questions."""
     wanted = _study_filter(asked)
     with asked.databases.opened() as stores:
         studies = [study for store in stores for study in store.studies.summaries()]
@@ -206,7 +206,7 @@ def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
 
 def _summary(found: Status) -> str:
     if found.is_imported:
-        return f"{found.spent_trials} imported runs."
+        return f"{plural(found.spent_trials, 'imported run')}."
     spent, running = f"{found.spent_trials} of {found.budget_trials} search trials", len(found.running)
     ended = "" if found.search_ended is None else f"; search ended: {found.search_ended}"
     return f"{spent}{f', {running} running' if running else ''}{ended}."
@@ -288,8 +288,8 @@ COLUMNS = {
     "state": "State",
     "batch_size": "Batch",
     "learning_rate": "Learning rate",
-    "train_seconds": "Trained s",
-    "time_to_target_s": "To target s",
+    "train_seconds": "Train seconds",
+    "time_to_target_s": "Seconds to target",
     "steps_to_target": "Steps",
     "final_metric": "Metric",
     "reason": "Reason",

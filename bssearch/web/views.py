@@ -34,12 +34,10 @@ class Databases:
                 yield store
 
     def number_of(self, database: str) -> int | None:
-        """The database's number, from 1; None for a single database."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
 
 def numbered(stores: Sequence[Store], number: str, error: type[BSSearchError] = NotFoundError) -> Store:
-    """Return the store with a number from 1; raise ``error`` if the number is out of range."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
     require(is_number, f"{NUMBER}={number[:20]} must be from 1 to {len(stores)}", error=error)
     return stores[int(number[:9]) - 1]

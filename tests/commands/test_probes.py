@@ -464,7 +464,10 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
         (["--checkpoint", "other.pt", "--tokens", "512"], "weight is of shape (1, 3); expected shape (1, 8)"),
         (["--checkpoint", "early.pt", "--tokens", "512", "--at", "1", "--at", "2"], "--at has 2 values"),
         (["--checkpoint", "early.pt", "--tokens", "512", "--at", str(2**63)], f"samples must be <= {2**63 - 1}"),
-        (["--checkpoint", "plain.pt", "--checkpoint", "early.pt", "--tokens", "512"], "neither step nor samples"),
+        (
+            ["--checkpoint", "plain.pt", "--checkpoint", "early.pt", "--tokens", "512"],
+            "the samples before checkpoint plain.pt are unknown",
+        ),
         (["--checkpoint", "early.pt", "--checkpoint", "early.pt", "--tokens", "512"], "both have 400 samples"),
     ],
 )
@@ -490,7 +493,7 @@ def test_a_branch_beyond_the_horizon_is_refused(tmp_path: Path) -> None:
         check_room(spec, points, 200)
     check_room(spec, points, 100)
     torch.save({"model": {}}, tmp_path / "c.pt")
-    with pytest.raises(UsageError, match="has neither step nor samples"):
+    with pytest.raises(UsageError, match="but necessary for the learning-rate schedule"):
         branch_points(spec, [tmp_path / "c.pt"], None)
     assert branch_points(spec, [tmp_path / "c.pt"], [300])[0].samples == 300
 

@@ -227,7 +227,7 @@ def test_a_template_whose_spec_breaks_while_the_worker_runs_keeps_its_submission
 def test_what_needs_other_tags_or_another_template_is_not_touched(node: Path, url: str, store: Store) -> None:
     put(store, "tagged", tags=("gpu:h200", "fast"))
     put(store, "other", template="other")
-    assert "the queue is empty" in serve(node, url, tags=("gpu:h200",))
+    assert "no study that this worker can serve soon" in serve(node, url, tags=("gpu:h200",))
     assert [one.served_seconds for one in store.queue.submissions()] == [0.0, 0.0]
     assert {one.state for one in store.queue.submissions()} == {SubmissionState.WAITING}
 
@@ -251,7 +251,7 @@ def test_a_worker_s_own_options_are_checked(node: Path, url: str, options: dict[
         ),
         (
             {"tags": ("gpu:h200", "a:b")},
-            "no present worker with this template has all tags; the nearest worker lacks gpu:h200",
+            "no present worker with this template has all tags of the study; the nearest worker lacks gpu:h200",
         ),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
@@ -280,7 +280,7 @@ def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serve
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
         store.queue.keep_worker(record(name, templates=offered, tags=tags))
     [row] = queued_studies(store).submissions
-    assert row.reason == "no present worker with this template has all tags; the nearest worker lacks a:b"
+    assert row.reason == "no present worker with this template has all tags of the study; the nearest worker lacks a:b"
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(store: Store) -> None:
@@ -497,7 +497,7 @@ def test_a_file_gives_template_name_and_nested_values(tmp_path: Path) -> None:
         ("workload: digits\ntarget: {value: 1}", "the queue stores no code"),
         ("template: digits\ncommand: [rm]", "command cannot be submitted"),
         ("template: digits\nexecutor: {slots: 4}", "executor.slots cannot be submitted"),
-        ("name: mine", "template is missing"),
+        ("name: mine", "template = null must name a worker's template"),
         ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
         ("template: digits\nseed: null", "seed = null must be a number"),
         ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials appears twice: 4 and 5"),

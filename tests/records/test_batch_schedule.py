@@ -108,10 +108,10 @@ def test_the_constant_configurations_of_the_stages_have_their_rates() -> None:
         ({"stages": "8192:64/0"}, "batch 64 must be a multiple of its micro-batch 0"),
         ({"stages": "8192:64", "batch_schedule": "wild"}, "batch_schedule = 'wild' must be one of geometric, linear"),
         ({"stages": "8192:64", "batch_rate_rule": None}, "batch_rate_rule = None must be one of linear, sqrt, none"),
-        ({"stages": "64", "batch_schedule": "noise_scale"}, "batch_noise_share = None must be a number > 0"),
+        ({"stages": "64", "batch_schedule": "noise_scale"}, "batch_noise_share = None must be a finite number > 0"),
         (
             {"stages": "64", "batch_schedule": "noise_scale", "batch_noise_share": 0},
-            "batch_noise_share = 0 must be a number > 0",
+            "batch_noise_share = 0 must be a finite number > 0",
         ),
     ],
 )

@@ -121,12 +121,10 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """Return the device's name, or an empty string before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
 def precision_of(study: StudyRecord) -> str:
-    """Return the actual precision, or an empty string before the first run."""
     return "" if study.environment is None else study.environment.precision
 
 
@@ -191,7 +189,7 @@ def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool 
 
 
 class Question(Model):
-    """A study's question; ``workload`` omits the folder, and ``device`` is empty if unknown."""
+    """A study's question; ``workload`` omits the folder, and unknown ``device`` and ``precision`` are empty."""
 
     workload: str
     metric: str
@@ -462,10 +460,7 @@ ANSWERED = (
 
 
 class StudyAnswer(Model):
-    """A study's answer.
-
-    Without an answer, ``note`` gives the reason, and the fields of the answer are null.
-    """
+    """A study's answer; without an answer, ``note`` gives the reason."""
 
     study: str
     database: str
@@ -532,7 +527,7 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
     if all(finding is None for _, finding in found):
         first = found[0][0]
         raise TargetNotReachedError(
-            f"{len(found)} studies match, but no study has an answer: {first.study}: {first.note}"
+            f"{len(found)} studies match, but no study has an answer; for example, {first.study}: {first.note}"
             if len(found) > 1
             else f"study {first.study!r} matches, but has no answer: {first.note}",
             hint=f"see the study's trials with `bssearch study show {first.study}`",

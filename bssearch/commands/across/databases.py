@@ -59,7 +59,7 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     require(
         named or not listed,
         f"every study of {where} is archived",
-        hint="list the studies with `bssearch study list --all`",
+        hint="name a study; `bssearch study list --all` lists archived studies",
         error=NotFoundError,
     )
     require(named, f"{where} {holds} no study yet", hint="make a study with `bssearch run SPEC`", error=NotFoundError)

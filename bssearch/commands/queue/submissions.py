@@ -47,7 +47,7 @@ def cancel_study(store: Store, study: str) -> Submission:
 def pause_study(store: Store, study: str) -> Submission:
     """Pause a submission.
 
-    Raises `NotFoundError` for an unknown study, and `UsageError` if the submission is over.
+    Raises `NotFoundError` for an unknown study, and `UsageError` if the submission is done, failed or cancelled.
 
     Example: ``bssearch.pause_study(bssearch.open_store("sqlite:///team.db"), "digits")``
     """
@@ -127,7 +127,7 @@ def submit_study(
     """Queue a study for workers that offer its template.
 
     Only workers with all ``tags`` serve the study. ``owner`` defaults to the current user. Raises `UsageError` for a
-    taken name, or if all known workers reject the values.
+    taken name or a wrong argument, or if all known workers reject the template or the values.
 
     ::
 
@@ -150,7 +150,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Return an error if all known workers reject the template or the values, else None."""
+    """Return an error if workers exist and all workers reject the template or the values, else None."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -180,7 +180,9 @@ def asked_in_file(path: Path) -> AskedStudy:
         )
     template, name = data.get("template"), data.get("name")
     if not isinstance(template, str):
-        raise SpecError(f"{path}: template is missing; name a worker's template, as in `template: digits`")
+        raise SpecError(
+            f"{path}: template = {shortened(template)} must name a worker's template, as in `template: digits`"
+        )
     require(
         name is None or isinstance(name, str),
         f"{path}: name = {shortened(name)} must be a text; put the name in quotes",
@@ -263,7 +265,7 @@ class QueueListing(BaseModel):
 
 
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
-    """List the queue; ``everything`` adds finished submissions and departed workers.
+    """List the queue; ``everything`` adds done and cancelled submissions, and departed workers.
 
     Example: ``bssearch.queued_studies(bssearch.open_store("sqlite:///team.db"), everything=True)``
     """
@@ -311,7 +313,8 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
-    return f"no present worker with this template has all tags; the nearest worker lacks {', '.join(fewest)}"
+    missing = ", ".join(fewest)
+    return f"no present worker with this template has all tags of the study; the nearest worker lacks {missing}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

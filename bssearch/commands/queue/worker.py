@@ -49,9 +49,10 @@ _LOOK_SECONDS = 0.1
 
 
 class Stop:
-    """Handles SIGTERM and Ctrl-C: calls ``obey`` in a thread, and ``kill`` after ``within`` seconds.
+    """Handles SIGTERM and Ctrl-C: calls ``obey`` in a thread.
 
-    Outside the main thread, signals have no effect; call `ask` instead.
+    If the block still lasts ``within`` seconds later, calls ``kill``, and ends the process after `LEAVES_WITHIN_S` more
+    seconds. Outside the main thread, `Stop` handles no signal; call `ask` instead.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -240,7 +241,6 @@ class Serving:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides of the specs in the form of ``--set``."""
         slots = () if self.slots is None else (f"executor.slots={self.slots}",)
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 
@@ -253,8 +253,9 @@ def run_worker(
 ) -> None:
     """Serve the queue with a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
-    Serves one study at a time, by priority, then by age. Raises `SpecError` or `NotFoundError` for the file, and
-    `DatabaseError` if the database is not writable at the start.
+    With ``serving.until_empty``, also ends if no study is left to serve soon. Serves one study at a time, by priority,
+    then by age. Raises `SpecError` or `NotFoundError` for the file, and `DatabaseError` if the database is not writable
+    at the start.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
     """
@@ -299,7 +300,7 @@ class QueueWorker:
                 if self._serve_next():
                     continue
                 if self._serving.until_empty and not self._may_come():
-                    self._tell("the queue is empty")
+                    self._tell("the queue has no study that this worker can serve soon")
                     return
                 self._stop.wait(LOOK_SECONDS)
             except Exception as error:  # one bad row must not block the queue

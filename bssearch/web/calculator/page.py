@@ -510,7 +510,7 @@ def _fitting(plan: MemoryPlan) -> Iterator[Series]:
             yield mark(f"{name}: {size}", size, height / GIB, SECOND, symbol)
 
 
-HIGHEST = 1e4  # in minima; the chart leaves out higher points
+HIGHEST = 1e4  # multiples of the minimum; the chart leaves out higher points
 
 
 def _trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
@@ -607,7 +607,7 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[Section]
         Section(
             name="memory",
             title="Memory against the micro-batch",
-            text="The chart shows the prediction; the dotted line is the device's memory.",
+            text="The chart shows the prediction and, if known, the device's memory.",
             charts={"memory": _memory_figure(plan, sizes, peaks)},
         )
     ]
@@ -685,7 +685,7 @@ def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
         figure = Section(
             name="trade-off",
             title="Time and samples to the target against batch size",
-            text="Time and samples are relative to their minima. The dotted line is B_crit.",
+            text="Time and samples are relative to their minima. The dotted line, if any, is B_crit.",
             charts={"trade-off": _trade_off_figure(found, asked.max_micro)},
         )
         best = {**asking.set_by_page, "batch": str(found.fastest.row.batch)}
@@ -801,7 +801,7 @@ def _notes(names: Iterator[str]) -> Iterator[str]:
     unknown = []
     for name in names:
         if name.replace("-", "_") in NEVER_TAKEN:
-            yield f"The page ignored “{name}”, because pages import no code and read no files; use “bssearch plan”."
+            yield f"The page ignored “{name}”, which only the command line accepts; use “bssearch plan”."
         else:
             unknown.append(repr(name if len(name) <= LONGEST_VALUE else f"{name[:LONGEST_VALUE]}…"))
     if unknown:
