@@ -54,7 +54,7 @@ class Comparison(Model):
     optimal_batch_size: int | None = None
     objective_value: Figure | None = None
     time_to_target_s: Time | None = None
-    ratio_to_first: Ratio | None = None  # ratio of median times
+    ratio_to_first: Ratio | None = None  # ratio of median objective values
     flat_range: list[int] | None = None
     b_crit: CriticalBatch | None = None  # null if too few batch sizes support the law
     fit_verdict: str | None = None

@@ -121,7 +121,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time batch sizes on each count of ``executor.devices`` after the first, and run the Pareto front and its contenders."""
+    """Time batch sizes on each count of ``executor.devices`` after the first, and run the sizes of the Pareto front."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -351,7 +351,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield the missing runs case by case.
 
-    Also repeats failed, lost and cancelled runs, and runs that missed the target under a lower time limit.
+    Also repeats failed runs once, lost and cancelled runs, and runs that missed the target under a lower time limit.
     """
     made = CompletedRuns(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:

@@ -29,7 +29,8 @@ FIRST_LOSS = "the loss of the first step is"  # start of the reason if no update
 class Observation:
     """An evaluation; ``loss`` is the mean training loss since the previous evaluation.
 
-    ``train_seconds`` exclude evaluation and, if one CPU thread does the work, waits for a CPU.
+    ``train_seconds`` exclude evaluation (except `SecondsBasis.WALL`) and, if one CPU thread does the work, waits for a
+    CPU.
     """
 
     step: int
@@ -301,8 +302,8 @@ class Environment:
     Attributes:
         device_memory_bytes: The device's memory, or a smaller configured limit.
         workload_revision: Digest of the workload's file.
-        git_revision: Commit; ends with ``+`` if the workload's file was modified.
-        git_dirty: True if any tracked file was modified.
+        git_revision: Commit; ends with ``+`` if the workload's file differs.
+        git_dirty: True if the workload's file or a tracked file differs from the commit.
     """
 
     device_name: str

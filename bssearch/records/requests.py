@@ -146,7 +146,7 @@ class NoiseRequest:
 class MetricInfo:
     """Bounds of a metric and its value at chance.
 
-    If ``reported``, bssearch measures the metric of the recommendation on the test part.
+    If ``reported``, trials with a test also measure the metric on the test part.
 
     Example: ``metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}``
     """
@@ -201,7 +201,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """A stored step time with the evaluation cadence; seconds and cadence are None if the batch size does not fit.
+    """A stored step time with the evaluation cadence; seconds and cadence are None if the training fails.
 
     ``error`` is None unless a fit over visits gave the step time.
     """
