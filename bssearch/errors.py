@@ -186,6 +186,11 @@ PHRASES = {
 }
 
 
+def with_hint(error: BSSearchError) -> str:
+    """Return the message, followed by the hint if any."""
+    return "; ".join(filter(None, (error.message, error.hint)))
+
+
 def remedy_of(error: BaseException) -> str:
     """Return a remedy for a missing module or relative path, else an empty text."""
     path = error.filename if isinstance(error, FileNotFoundError) else None

@@ -27,7 +27,7 @@ from bssearch.commands.opening import (
 )
 from bssearch.commands.pitfalls import CheckEvidence, dropped_share, suspicions
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
-from bssearch.errors import BSSearchError, DatabaseError, LaunchError, require
+from bssearch.errors import BSSearchError, DatabaseError, LaunchError, require, with_hint
 from bssearch.executors.base import Executor
 from bssearch.planning.memory.request import GIB, HEADROOM, MIB
 from bssearch.planning.requests import notes_on_spec
@@ -329,7 +329,7 @@ def _memory(evidence: CheckEvidence, executor: Executor) -> tuple[MemoryFit | No
             for size in sorted({*fitting, max(1, max(fitting) // 2)})
         ]
     except BSSearchError as error:
-        return None, "; ".join(filter(None, (error.message, error.hint)))
+        return None, with_hint(error)
     return fit_memory(uses), "fewer than three micro-batch sizes have a known peak"
 
 

@@ -25,7 +25,7 @@ from bssearch.commands.launch import HERE, QUICK_SECONDS, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import probe_noise
 from bssearch.commands.trials import any_configuration_of, configuration_of
-from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError, require, required
+from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError, require, required, with_hint
 from bssearch.records import (
     Configuration,
     GradientNoise,
@@ -476,9 +476,8 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
             study, plan.noise_seconds(study.history()), train_seconds_limit=SHARE_OF_A_RUN * plan.seconds
         )
     except (WorkloadError, LaunchError, UsageError) as error:
-        return None, [
-            Notice(code="noise_not_measured", message=f"bssearch could not measure the gradient noise scale: {error}")
-        ]
+        message = f"bssearch could not measure the gradient noise scale: {with_hint(error)}"
+        return None, [Notice(code="noise_not_measured", message=message)]
     return noise_scale_of(found.noise), list(about_noise(found))
 
 

@@ -64,7 +64,7 @@ class Difference(Model):
 
 
 class Ran(Model):
-    """A run's end, steps, and seconds to the target."""
+    """A run's end, steps, seconds and metric."""
 
     state: TrialState
     reason: str

@@ -30,7 +30,7 @@ from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, QUICK_SECONDS, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.commands.trials import configuration_of, enqueue
-from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
+from bssearch.errors import UsageError, WorkloadError, problem_in_words, require, with_hint
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, step_seconds_of
 from bssearch.records.text import plural
 from bssearch.search import after_search, confirmation as confirm
@@ -132,7 +132,7 @@ def add_devices(study: OpenStudy) -> None:
         except WorkloadError as error:  # the answer for the search's devices remains valid
             study.listener.note(
                 f"training on {', '.join(map(str, further))} devices fails, so the study leaves out these device "
-                f"counts: {error}"
+                f"counts: {with_hint(error)}"
             )
             return
     before = -1
@@ -389,7 +389,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
             try:
                 measured = study.executor.measure_step_time(default_at(spec, size, micro, STEP_SECONDS))
             except WorkloadError as error:  # a script may not support micro-batches
-                study.listener.note(f"cannot time the cost of accumulation: {error}")
+                study.listener.note(f"cannot time the cost of accumulation: {with_hint(error)}")
                 return
             if not measured.out_of_memory:
                 probe = probe_record(measured, spec.budget.trial_train_seconds)

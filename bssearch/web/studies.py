@@ -22,7 +22,7 @@ from bssearch.commands.across.databases import found_study
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, status
-from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError, require
+from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError, require, with_hint
 from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_row, trial_rows
 from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
@@ -400,4 +400,4 @@ def _again(store: Store, study: str, trial: TrialRecord) -> Reproduction | str:
     try:
         return reproduction(store, study, trial.number)
     except UsageError as error:
-        return "; ".join(filter(None, (error.message, error.hint)))
+        return with_hint(error)

@@ -440,6 +440,10 @@ def test_whose_fault_an_error_is(error: Exception, state: SubmissionState, alone
     assert end.alone_after(0) == alone
 
 
+def test_the_end_of_a_shift_keeps_the_hint_of_its_error() -> None:
+    assert ended_by(SpecError("the spec is wrong", hint="correct it")).reason == "the spec is wrong; correct it"
+
+
 def test_what_fails_on_a_node_again_and_again_is_left_alone_for_longer_and_longer() -> None:
     end = ended_by(LaunchError("no GPU"))
     assert end.failed_here

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bssearch.errors import CheckpointError, SpecError, UsageError, require
+from bssearch.errors import CheckpointError, SpecError, UsageError, require, with_hint
 from bssearch.records import TrialState
 from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
@@ -307,7 +307,7 @@ def _queued(
 
 def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     if (problem := why_not_offered(here, one.template, one.values)) is not None:
-        return f"no present worker serves this study: {problem}"
+        return f"no present worker serves this study: {with_hint(problem)}"
     takers = [worker for worker in here if why_not_offered([worker], one.template, one.values) is None]
     lacking = [sorted({*one.tags} - {*worker.tags}) for worker in takers]
     if not lacking or not all(lacking):

@@ -31,6 +31,7 @@ from bssearch.errors import (
     TargetNotReachedError,
     UsageError,
     require,
+    with_hint,
 )
 from bssearch.records import TrialRecord
 from bssearch.search.driver import SIGNALS, Listener, Shift
@@ -197,7 +198,7 @@ class ServedStudy:
 
 def ended_by(error: BaseException) -> End:
     """Return the end of a shift: a bad request ends the submission, but a problem of this machine does not."""
-    said = str(error)
+    said = with_hint(error) if isinstance(error, BSSearchError) else ""
     ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
         (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
         TargetNotReachedError: End(SubmissionState.DONE, said),
@@ -374,7 +375,9 @@ class QueueWorker:
         try:
             load_spec(template.spec, self._serving.overrides)
         except (SpecError, NotFoundError) as error:  # the operator changed the file since the start
-            return End(SubmissionState.WAITING, f"template {one.template!r} is unusable: {error}", REFUSED_FOR_S)
+            return End(
+                SubmissionState.WAITING, f"template {one.template!r} is unusable: {with_hint(error)}", REFUSED_FOR_S
+            )
         try:
             spec = template.study(one.name, one.values, self._serving.overrides)
         except UsageError as error:
@@ -396,8 +399,8 @@ class QueueWorker:
     def _refused(self, one: Submission, error: UsageError) -> End:
         others = [worker for worker in self._store.queue.workers() if worker.is_here and worker.name != self._name]
         if not others or why_not_offered(others, one.template, one.values) is not None:
-            return End(SubmissionState.FAILED, str(error))
-        return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
+            return End(SubmissionState.FAILED, with_hint(error))
+        return End(SubmissionState.WAITING, with_hint(error), REFUSED_FOR_S)
 
     def _watch(self, one: Submission, study: ServedStudy, shift: Shift, meter: Meter) -> float:
         turn_ends = math.inf  # the turn begins when the study is open, so that loading takes no part of the turn
