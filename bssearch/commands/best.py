@@ -73,7 +73,7 @@ def page(answer: Answer) -> str:
 
 
 def mime_bundle(answer: Answer, include: object = None, exclude: object = None) -> dict[str, str]:
-    """Return the answer as HTML, and the chart as an image for viewers without HTML."""
+    """Return the answer as text and HTML, and the chart as an image for viewers without HTML."""
     return {"text/plain": repr(answer), "text/html": page(answer), "image/svg+xml": plot(answer).svg}
 
 

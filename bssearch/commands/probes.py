@@ -53,7 +53,8 @@ def step_time_of_default(
     if probe is None:
         tried = ", ".join(str(use.micro_batch_size) for use in reversed(too_large))
         raise LaunchError(
-            f"batch size {batch_size} does not fit into memory: micro-batches of {tried} ran out of memory",
+            f"batch size {batch_size} does not fit into memory"
+            + (f": micro-batches of {tried} ran out of memory" if tried else ""),
             hint="use a smaller model, smaller evaluation batches, or a device with more memory (see "
             "executor.memory_limit_gib)",
         )

@@ -149,18 +149,20 @@ def _runs_on_devices(study: OpenStudy) -> int:
 
 
 def grow(study: OpenStudy) -> None:
-    """Search batch schedules if the spec or a trial has a schedule, and confirm the best schedule."""
+    """Search batch schedules if the spec or a trial has a schedule, and repeat the best schedules."""
     asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
     study.driver().run_planned(after_search.next_trial, Phase.GROWTH)
     study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
-        study.listener.note(
-            "space.batch_schedule led to no trial: budget.trial_train_seconds = "
-            f"{study.spec.budget.trial_train_seconds:g} is too short for a change of the batch size or for "
-            "the target; raise the limit"
+        budget = study.spec.budget
+        remedy = (
+            f"raise budget.trial_train_seconds = {budget.trial_train_seconds:g}, or add larger batch sizes to the space"
+            if budget.schedule_trials
+            else "raise budget.schedule_trials = 0"
         )
+        study.listener.note(f"space.batch_schedule led to no trial; {remedy}")
 
 
 def with_confirmation(

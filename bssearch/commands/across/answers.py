@@ -388,7 +388,7 @@ def _figure(one: Finding) -> str:
 
 def _likely_cause(differences: Sequence[str]) -> str:
     if not differences:
-        return "The studies have equal questions, devices and versions"
+        return "The studies have equal questions, devices, versions and code"
     more = len(differences) - MOST_DIFFERENCES
     return f"Differences: {'; '.join(differences[:MOST_DIFFERENCES])}{f'; and {more} more' if more > 0 else ''}"
 

@@ -1,4 +1,4 @@
-"""Serve the queue on a node until stopped."""
+"""Serve the queue on a node."""
 
 import math
 import os
