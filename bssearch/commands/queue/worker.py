@@ -242,6 +242,7 @@ class Serving:
 
     @property
     def overrides(self) -> tuple[str, ...]:
+        """The overrides of the specs in the form of ``--set``."""
         slots = () if self.slots is None else (f"executor.slots={self.slots}",)
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 
