@@ -244,7 +244,7 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
             "metric_never_moves",
             never_moves,
             f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
-            f"{outcome.steps} steps; check that the evaluation uses the trained model, or raise the learning rate",
+            f"{plural(outcome.steps, 'step')}; check that the evaluation uses the trained model, or raise the learning rate",
         ),
         (
             "target_far",
@@ -306,8 +306,8 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
         (
             "few_steps",
             steps < FEW_STEPS,
-            f"budget.trial_train_seconds = {limit:g} allows only {steps:.0f} steps at batch {probe.batch_size}; raise "
-            "the limit",
+            f"budget.trial_train_seconds = {limit:g} allows too few steps ({steps:.0f}) at batch {probe.batch_size}; "
+            "raise the limit",
         ),
     ]
 

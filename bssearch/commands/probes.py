@@ -33,7 +33,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.records.text import noise_scale
+from bssearch.records.text import noise_scale, plural
 from bssearch.registry import Option
 from bssearch.search.calibration import default_at, measure_step_time_at, nothing_fits
 from bssearch.search.driver import Interrupts
@@ -241,7 +241,7 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
         )
         if probe is not None:
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)
-            study.listener.note(f"batch {probe.batch_size}: {probe.steps_timed} steps timed")
+            study.listener.note(f"batch {probe.batch_size}: timed {plural(probe.steps_timed, 'step')}")
     return list(store.probes.by_batch_size(spec.name, environment).values())
 
 
