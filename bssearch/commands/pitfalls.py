@@ -243,8 +243,8 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
         (
             "metric_never_moves",
             never_moves,
-            f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
-            f"{plural(outcome.steps, 'step')}; check that the evaluation uses the trained model, or raise the learning rate",
+            f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and {plural(outcome.steps, 'step')}; "
+            "check that the evaluation uses the trained model, or raise the learning rate",
         ),
         (
             "target_far",

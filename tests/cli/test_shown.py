@@ -255,6 +255,7 @@ def test_the_progress_has_the_elapsed_and_the_expected_time_of_search_and_confir
     whole = 30 + 5 * 14 + 35 / 6 * CONFIRMATION_RUNS
     assert f"6 of 20 search trials · 0:00:30 of about {in_hours(whole)} · best single run" in screen.footer(*six)
     assert " · cost 7 trainings" in screen.footer(*six), "each as long as the best"
+    assert " · cost 1 training\n" in screen.footer(six[0])
     filled = screen.footer(*six).count("█")
     assert filled == round(BAR * 30 / whole) > 0
     screen.seconds += 300.0

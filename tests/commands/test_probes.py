@@ -73,7 +73,7 @@ def test_every_batch_size_is_timed_for_longer_than_a_run_would_and_told(store: S
     probes = probe_step_times(open_study(store, executor, listener))
     assert [probe.batch_size for probe in probes] == SIZES
     assert probes == list(store.probes.by_batch_size(SPEC.name).values())
-    assert listener.notes == [f"batch {probe.batch_size}: {probe.steps_timed} steps timed" for probe in probes]
+    assert listener.notes == [f"batch {probe.batch_size}: timed {probe.steps_timed} steps" for probe in probes]
     assert executor.limits == [SECONDS_LIMIT] * 5
     assert all(probe.eval_every_steps for probe in probes)
 
