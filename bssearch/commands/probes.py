@@ -416,7 +416,7 @@ def noise(
 
 
 def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
-    noise, unit = found.noise, "tokens" if spec.training.counts_tokens else "samples"
+    noise, unit = found.noise, spec.training.batch_unit
     if noise.low is None:
         yield (
             f"The measurement could not separate the gradient from its noise (passes: {noise.passes or 0}); raise "

@@ -254,10 +254,10 @@ AFTER_SEARCH = Notice(
 PROXY = "1.5 to 8 times off the critical batch size"
 
 
-def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
+def about_noise(found: NoiseMeasurement, unit: str) -> Iterator[Notice]:
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
-        known = f"the scale is above {low:.3g} samples" if low else "the noise hides the gradient"
+        known = f"the scale is above {low:.3g} {unit}" if low else "the noise hides the gradient"
         yield Notice(
             code="noise_not_measured",
             message=f"bssearch could not measure the gradient noise scale: {known}; raise --seconds",
@@ -478,7 +478,7 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
     except (WorkloadError, LaunchError, UsageError) as error:
         message = f"bssearch could not measure the gradient noise scale: {with_hint(error)}"
         return None, [Notice(code="noise_not_measured", message=message)]
-    return noise_scale_of(found.noise), list(about_noise(found))
+    return noise_scale_of(found.noise), list(about_noise(found, study.spec.training.batch_unit))
 
 
 def _epochs(run: TrialRecord, train_samples: int | None) -> float | None:

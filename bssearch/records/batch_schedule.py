@@ -35,7 +35,7 @@ _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a schedule, from ``start_samples`` on."""
+    """A stage from ``start_samples`` on."""
 
     start_samples: int
     batch_size: int

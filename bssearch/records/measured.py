@@ -64,7 +64,7 @@ class SecondsBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
-    """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval.
+    """The gradient noise scale tr Σ / ‖G‖² in the unit of batch sizes, with its 95 % interval.
 
     If ‖G‖² may be zero, ``scale`` and ``high`` stay None. Fields that begin with ``adam_`` are of gradients
     preconditioned by Adam.
