@@ -369,11 +369,11 @@ def test_what_cannot_be_planned_is_refused(studied: str) -> None:
         ({"study": "task"}, "give exactly one"),
         ({"study": "task", "target": HARDER, "samples": 1e5}, "give exactly one"),
         ({"study": "task", "target": 0.7}, "must be harder"),
-        ({"study": "frugal", "target": HARDER}, "not samples_to_target"),
+        ({"study": "frugal", "target": HARDER}, "has objective samples_to_target"),
     ):
         with pytest.raises(UsageError, match=says):
             plan_beyond(**asked, db=studied)
-    with pytest.raises(UsageError, match="not samples_to_target"):
+    with pytest.raises(UsageError, match="has objective samples_to_target"):
         best("frugal", db=studied, target=HARDER)
     with pytest.raises(NotFoundError):
         plan_beyond(study="missing", target=HARDER, db=studied)
