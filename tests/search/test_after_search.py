@@ -260,7 +260,10 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
             "batch_noise_share = 1 does not fit a linear schedule",
         ),
         ({"batch_size": 8, "batch_rate_rule": "sqrt"}, "batch_stages = '' must name 1 to 63 changes"),
-        ({"batch_size": 8, "batch_stages": "32", "batch_noise_share": -1}, "batch_noise_share = -1 must be a number"),
+        (
+            {"batch_size": 8, "batch_stages": "32", "batch_noise_share": -1},
+            "batch_noise_share = -1 must be a finite number",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str, Any], expected: str) -> None:
