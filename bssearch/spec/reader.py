@@ -23,7 +23,7 @@ from bssearch.errors import (
     require,
 )
 from bssearch.records import StudyRecord
-from bssearch.records.text import nearest
+from bssearch.records.text import nearest, plural
 from bssearch.spec.model import StudySpec
 from bssearch.spec.space import UNKNOWN_KEY
 
@@ -76,7 +76,6 @@ class Loader(yaml.SafeLoader):
             raise ComposerError(None, None, f"the document holds more than {MOST_NODES:,} values", event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Allow only distinct scalar keys."""
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -87,7 +86,6 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Allow only types in `TAGS`."""
         if node.tag not in TAGS:
             raise ConstructorError(None, None, f"unknown tag {shortened(node.tag)}; remove the tag", node.start_mark)
         try:
@@ -166,7 +164,7 @@ def find_spec(path_or_name: str | Path) -> Path:
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
     if path.is_dir():
-        inside = sorted(one.name for one in path.iterdir() if one.suffix in SUFFIXES)
+        inside = sorted(str(one) for one in path.iterdir() if one.suffix in SUFFIXES)
         raise UsageError(
             f"{str(path_or_name)!r} is a folder; a spec is a file ending in {', '.join(SUFFIXES)}",
             hint=f"choose from {', '.join(inside[:MOST_NAMED])}"
@@ -196,8 +194,8 @@ def check_study_name(name: str) -> None:
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
     """Read a spec from a file, a shipped study's name or a dict. An override has the form ``a.b=c``.
 
-    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, or `SpecError` with file,
-    line and field.
+    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, `UsageError`
+    for a folder, or `SpecError` with the file, line and field if known.
 
     Example: ``spec = bssearch.load_spec("study.yaml", ["budget.trials=40"])``
     """
@@ -226,13 +224,13 @@ def _read(path: Path) -> tuple[Any, dict[Location, int]]:
 
 
 def text_of(path: Path, what: str, hint: str | None = None) -> str:
-    """The text of a file of at most `MOST_BYTES`. Raises `NotFoundError` with ``hint``, or `SpecError` if invalid."""
+    """The text of a file of at most `MOST_BYTES`. Raises `SpecError`, or `NotFoundError` with ``hint``."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         require(
             len(content) <= MOST_BYTES,
-            f"{path} has more than {MOST_BYTES:,} bytes, too many for a {what}",
+            f"{path} has more than {MOST_BYTES:,} bytes, too many for a {what}; correct the path",
             error=SpecError,
         )
         return content.decode("utf-8")
@@ -315,7 +313,6 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def file_schema() -> dict[str, Any]:
-    """The JSON Schema of a study file."""
     schema = StudySpec.model_json_schema()
     schema["properties"]["preset"] = {"enum": sorted(settings.presets())}
     return schema
@@ -390,7 +387,7 @@ def parse_value(text: str, origin: str) -> Any:
     try:
         require(
             len(text) <= MOST_BYTES and is_unicode(text),
-            f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes",
+            f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} characters",
             error=SpecError,
         )
         return read_yaml(text)[0]
@@ -471,11 +468,12 @@ def spec_of(study: StudyRecord) -> StudySpec:
         spec = StudySpec.model_validate(stored).from_preset(preset)
     except ValidationError as error:
         first, *more = error.errors()
-        place = ".".join(map(str, first["loc"])) or "spec"
-        others = f" (and {len(more)} more)" if more else ""
+        is_unknown = first["type"] == UNKNOWN_KEY
+        place = ".".join(map(str, (*first["loc"], *([first["ctx"]["key"]] if is_unknown else ())))) or "spec"
+        others = f" (and {plural(len(more), 'more problem')})" if more else ""
         raise DatabaseError(
             f"the spec stored with study {study.name!r} cannot be read: {place}: {problem_in_words(first)}{others}",
-            hint=NEWER if first["type"] == "extra_forbidden" or place == "schema_version" else CORRECT_ROW,
+            hint=NEWER if is_unknown or place == "schema_version" else CORRECT_ROW,
         ) from None
     require(
         spec.name == study.name,

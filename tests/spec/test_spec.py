@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from bssearch import NotFoundError, SpecError, UsageError, settings
+from bssearch import DatabaseError, NotFoundError, SpecError, UsageError, settings
 from bssearch.commands.trials import any_configuration_of, configuration_of, with_schedule
 from bssearch.records import Configuration, Phase
 from bssearch.spec import (
@@ -537,6 +537,14 @@ def test_a_spec_that_a_database_holds_in_schema_version_1_asks_the_same_question
     spec = spec_of(replace(make_study_record(), name=stored["name"], spec=stored))
     assert spec.question_hash == "7f6be88e1866bd6a", "as stored beside it in November 2026"
     assert (spec.pruner.name, spec.budget.trials, spec.space.rungs) == ("balanced", 24, (16, 32, 64, 128, 256, 512))
+
+
+def test_an_unknown_key_of_a_stored_spec_is_named_and_may_be_of_a_newer_version() -> None:
+    stored = make_spec().model_dump(mode="json")
+    stored["budget"]["later"] = 1
+    with pytest.raises(DatabaseError, match=r"cannot be read: budget\.later: unknown key") as caught:
+        spec_of(replace(make_study_record(), spec=stored))
+    assert "upgrade bssearch" in str(caught.value.hint)
 
 
 # Presets --------------------------------------------------------------------------------------------------------------
