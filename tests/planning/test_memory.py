@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -756,7 +757,7 @@ def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None
         ("downloads", {}, "needs the network (weights.example)"),
         ("from_the_hub", {}, "needs the network"),
         ("LooksAtValues", {}, "reads tensor values"),
-        ("not_a_module", {}, "returned int; return a torch.nn.Module"),
+        ("not_a_module", {}, "gave int; name or return a torch.nn.Module"),
         ("raises", {}, "failed to build: ValueError: width must be even"),
         ("leaves", {}, "failed to build: SystemExit: 3"),
         ("perceptron", {"input_shape": None}, "needs --input"),
@@ -782,6 +783,27 @@ def test_a_model_without_a_name_is_refused_with_the_forms_of_names(name: str) ->
         UsageError, match=r"must be FILE\.py:NAME, package\.module:NAME, transformers:CLASS or timm:NAME"
     ):
         bssearch.plan_memory(model=name)
+
+
+class Endless(nn.Module):
+    """A model of transformers without a largest number of positions."""
+
+    main_input_name = "input_ids"
+    config_class = SimpleNamespace
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(10, 4)
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"hidden": self.embedding(input_ids)}
+
+
+def test_a_model_without_a_largest_number_of_positions_takes_any_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(Endless=Endless))
+    short, long = (bssearch.plan_memory(model="transformers:Endless", sequence=length) for length in (512, 1024))
+    assert (long.activation_bytes_per_sample or 0) > (short.activation_bytes_per_sample or 0)
 
 
 @pytest.mark.parametrize("name", ["transformers:google-bert/bert-base-uncased", "transformers:NoSuchClass"])

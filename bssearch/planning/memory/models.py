@@ -1,6 +1,7 @@
 """Models for a traced memory plan, with random weights and no network access.
 
-``package.module:attribute`` or ``path/file.py:attribute`` returns a module, or a module and ``loss(module, size)``.
+``package.module:attribute`` or ``path/file.py:attribute`` is, or returns, a module, or a module and ``loss(module,
+size)``.
 ``transformers:Class`` uses the default configuration, and ``transformers:PATH`` reads ``config.json``. ``timm:name`` is
 a model of timm.
 """
@@ -31,12 +32,12 @@ Loss = Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class NoBlocksError(UsageError):
-    """The model has no blocks to recompute."""
+    """The model's activations cannot be checkpointed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module to trace; ``batch`` makes a batch of a size, and ``loss`` returns the loss and the output."""
+    """A module to trace; ``batch`` makes a batch of a size, and ``loss`` returns the loss and the output, if known."""
 
     module: nn.Module
     batch: Callable[[int], Any]
@@ -135,8 +136,8 @@ def _of_user(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
         return ModelUnderPlan(module, lambda size: size, lambda model, size: (loss(model, size), None))
     if not isinstance(made, nn.Module):
         raise UsageError(
-            f"--model {asked.name} returned {type(made).__name__}; return a torch.nn.Module, or a pair of a module and "
-            "a function loss(module, size)"
+            f"--model {asked.name} gave {type(made).__name__}; name or return a torch.nn.Module, or a pair of a module "
+            "and a function loss(module, size)"
         )
     shape = required(
         asked.input_shape,
@@ -202,7 +203,7 @@ def _of_transformers(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
 def _batches_of(module: Any, asked: MemoryPlanRequest) -> Callable[[int], dict[str, torch.Tensor]]:
     configuration, name = module.config, type(module).__name__
     images = module.main_input_name == "pixel_values"
-    longest = getattr(configuration, "max_position_embeddings", None) or TOKENS
+    longest = getattr(configuration, "max_position_embeddings", None) or asked.sequence or TOKENS
     length = asked.sequence or min(longest, TOKENS)
     require(
         length <= longest, f"--sequence {length} must be at most {longest}, the number of positions of {asked.name}"
