@@ -207,7 +207,8 @@ class QueueStore(StorePart):
         require(
             found.state in _MAY_BECOME[state],
             f"the submission {name!r} is {found.state} and cannot become {state}",
-            hint="to resume a finished study, run `bssearch queue submit` again",
+            hint=f"choose a submission that is {' or '.join(_MAY_BECOME[state])}, or submit a finished study again "
+            "with `bssearch queue submit`",
         )
         values = {"state": state, "reason": reason}
         connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == name).values(values))
@@ -261,7 +262,7 @@ class QueueStore(StorePart):
     def renew_shift(self, connection: Connection, worker: str, eligible: Collection[str], used: float) -> bool:
         """Add ``used`` slot seconds to a worker's submission.
 
-        Returns False if the submission is gone or another submission comes first.
+        Returns False if the submission no longer waits, was submitted again, or does not come first.
         """
         name = _add_served(connection, worker, used)
         first = _first(_waiting(connection), eligible)
@@ -286,7 +287,6 @@ class QueueStore(StorePart):
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
-    """Raise `UsageError` if a study is queued."""
     # A worker would recreate the study.
     state = connection.scalar(select(SUBMISSION_ROWS.c.state).where(SUBMISSION_ROWS.c.name == name))
     require(

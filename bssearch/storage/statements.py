@@ -263,7 +263,9 @@ def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundErro
     there_are = "the study has no trials yet" if low is None else f"the trials are {low} to {high}"
     return NotFoundError(
         f"the study {name!r} has no trial {number}: {there_are}",
-        hint=f"list the trials with `bssearch trial list {name}`",
+        hint=f"run the study with `bssearch run {name}`"
+        if low is None
+        else f"list the trials with `bssearch trial list {name}`",
     )
 
 
@@ -305,7 +307,8 @@ class Changes:
     A trial changes if it is stored, started, paused, resumed, ended, or observed after the end.
 
     Attributes:
-        is_rewritten: True if rows were deleted or rewritten; ``trials`` then has all trials.
+        is_rewritten: True if rows were deleted or rewritten, or the name belongs to another study; ``trials`` then has
+            all trials.
         has_new_probes: True if step times may have changed.
     """
 

@@ -349,13 +349,11 @@ def opened_engine(url: str | URL, *, write: bool = True, foreign_keys: bool = Tr
 
 
 def reading(engine: Engine) -> AbstractContextManager[Connection]:
-    """Open a transaction that sees one state of the database."""
     # SQLite transactions always see one state and lack this level; `_open_for_reading` opens files read-only.
     return _connected(engine, isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 def looking(engine: Engine) -> AbstractContextManager[Connection]:
-    """Open a connection; on a server, each of its statements is a separate transaction."""
     return _connected(engine, isolation_level="AUTOCOMMIT")
 
 
@@ -368,7 +366,6 @@ def _connected(engine: Engine, **of_server: Any) -> Iterator[Connection]:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction that commits on exit."""
     with translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
         yield connection
 
@@ -417,7 +414,7 @@ def _check_file(path: Path, *, write: bool) -> None:
     exists = path.exists()
     if not exists and not write:
         other = in_parent_folder(f"sqlite:///{path}") or OTHER_DATABASE_HINT
-        raise DatabaseError(f"no database at {path}", hint=f"create the database with a first run; {other}")
+        raise DatabaseError(f"no database at {path}", hint=f"{other}, or create the database with a first run")
     require(
         not exists or not 0 < path.stat().st_size < _SMALLEST_PAGE,
         f"{path} is not a SQLite database",
@@ -561,7 +558,7 @@ def _to_json(value: Any) -> str:
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON; raise `ValueError` for NaN, infinities, overlong integers and invalid Unicode."""
+    """Parse stored JSON; raise `ValueError` if invalid, also for NaN, infinities, overlong integers and bad Unicode."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = _DECODER.decode(text)

@@ -430,6 +430,8 @@ LONGEST_LINE = 16 * 2**20
 # Bytes: some seven million evaluations, 4 GiB of memory.
 MOST_BYTES = 2**30
 
+_TOO_LARGE = "import the study from its database: `bssearch import study URL`"
+
 _COMPRESSION = 6
 _KINDS = frozenset(kind.value for kind in Kind)
 
@@ -473,7 +475,7 @@ def _moment(value: datetime) -> str:
 
 
 def read_study(path: Path) -> Copy:
-    """Read a study; raise `NotFoundError`, or `UsageError` with the invalid line."""
+    """Read a study's file; raise `NotFoundError`, or `UsageError` with the invalid line, if any."""
     copy, digest, last = Copy(str(path)), hashlib.sha256(), ""
     for place, line in _lines_of(path):
         try:
@@ -506,12 +508,10 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
         with gzip.open(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 number, total = number + 1, total + len(line)
-                require(
-                    len(line) <= LONGEST_LINE and total <= MOST_BYTES,
-                    f"{path}, line {number}: more than {LONGEST_LINE:,} bytes in a line, or {MOST_BYTES:,} in all",
-                    hint="import a larger study from its database: `bssearch import study URL`",
-                )
-                yield f"{path}, line {number}", line
+                place = f"{path}, line {number}"
+                require(len(line) <= LONGEST_LINE, f"{place} has more than {LONGEST_LINE:,} bytes", hint=_TOO_LARGE)
+                require(total <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes of lines", hint=_TOO_LARGE)
+                yield place, line
     except FileNotFoundError:
         raise NotFoundError(f"no file {path}; check the path") from None
     except (OSError, ValueError, EOFError, zlib.error) as error:
@@ -534,7 +534,7 @@ def _parsed(line: bytes) -> tuple[str, Any]:
 
 def _check_header(kind: str, header: Any) -> None:
     if kind != "header" or not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError("not a file of `bssearch export STUDY --to study`: the header is missing")
+        raise UsageError("the header of a study is missing", hint="name a file of `bssearch export STUDY --to study`")
     require(
         header.get("version") == FORMAT_VERSION and header.get("schema") in (*REVISIONS, *UNRELEASED),
         f"a newer bssearch ({shortened(header.get('written_by'))}) wrote the file: format "
