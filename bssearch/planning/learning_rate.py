@@ -41,7 +41,7 @@ ROUNDING = 1e-9  # κ(1 − β) counts as 1 within this distance, which is above
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule of thumb; ``holds`` and ``breaks`` say when the rule is valid."""
+    """A rule of thumb; ``holds`` and ``breaks`` state the rule's limits."""
 
     rate: LearningRateRule | None = None  # None means the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
@@ -66,16 +66,16 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     ),
     "linear": RuleOfThumb(
         rate=LINEAR,
-        holds="for SGD with gradual warmup well below the noise scale: ResNet-50 from 256 to 8,192",
-        breaks="near and above the noise scale (24.79 % error at 16k, 27.55 % at 32k), and with Adam",
+        holds="for SGD with gradual warmup well below the noise scale: ResNet-50 from batch 256 to 8,192",
+        breaks="near and above the noise scale (24.79 % error at batch 16k, 27.55 % at 32k), and with Adam",
         source="Goyal et al. 2017, arXiv 1706.02677; McCandlish et al. 2018, arXiv 1812.06162",
         audited_as=("LINEAR_RATE", "WARMUP"),
     ),
     "sqrt": RuleOfThumb(
         rate=SQRT,
         holds="for Adam if β and ε are scaled too; for SGD with equally many updates and ghost batch normalisation",
-        breaks="for SGD below the noise scale (26.22 % error at 8k, 23.74 % by the linear rule); for Adam past "
-        "B_noise, because the best rate falls again",
+        breaks="for SGD below the noise scale (26.22 % error at batch 8k, 23.74 % by the linear rule); for "
+        "Adam past the noise scale, because the best rate falls again",
         source="Hoffer et al. 2017, arXiv 1705.08741; Granziol et al. 2020, arXiv 2006.09092; Li et al. 2024, arXiv "
         "2405.14578",
         audited_as=("SQRT_RATE", "WARMUP"),
@@ -91,7 +91,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "half_life": RuleOfThumb(
         batch_rules={"betas": "half_life"},
         holds="for language models with AdamW from batch 1 to 512: β₂^κ keeps the half-life in tokens",
-        breaks="unknown beyond 512 times the tuned batch; over κ = 512 the best rate moved by only 2×",
+        breaks="unknown beyond 512 times the tuned batch; up to κ = 512 the best rate changed by only 2×",
         source="Marek et al. 2025, arXiv 2507.07101",
         audited_as=("BETA_HALF_LIFE",),
     ),
@@ -191,8 +191,7 @@ class LearningRateRequest(Request):
             )
         require(
             self.rate_rule is None or any(RULES_OF_THUMB[name].rate is None for name in self.rules),
-            f"rate_rule = {self.rate_rule!r} contradicts rule = {', '.join(self.rules)}, which scales the "
-            "learning rate; omit rate_rule or rule",
+            f"rate_rule = {self.rate_rule!r} has no effect with rule = {', '.join(self.rules)}; omit rate_rule or rule",
         )
         return self
 
@@ -206,7 +205,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """The values that rules may change; a missing value is the optimizer's default."""
+        """The values for `BatchRules`; a missing value is the optimizer's default, or None without a default."""
         return {
             name: self._own.get(name) if (value := getattr(self, name)) is None else value
             for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
@@ -215,7 +214,7 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """A study's audit verdict on a rule."""
+    """The verdict of a study's audit on a rule."""
 
     study: str
     rule: str
@@ -227,7 +226,7 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """The configuration from a rule, the rule's limits, and the rule's verdicts in the user's ``audits``."""
+    """The configuration from a rule, with the rule's limits and caveats, and the verdicts of stored ``audits``."""
 
     learning_rate: float
     warmup_epochs: float
@@ -258,10 +257,10 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Scale the configuration by each rule, which keeps all other parameters.
+    """Scale the configuration by each rule.
 
-    Rules without a learning rate use ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
-    times the tuned batch size on, each rule except ``none`` warms up for at least `WARMUP_EPOCHS` epochs.
+    Rules for other parameters scale the learning rate by ``rate_rule``. From 8 times the tuned batch size on, each
+    rule except ``none`` warms up for at least `WARMUP_EPOCHS` epochs.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}

@@ -207,7 +207,7 @@ CLAIMS = {
     ),
     "linear_rule": Claim(
         "the learning rate grows ∝ batch",
-        "true for SGD with warmup well below the noise scale; the gain saturates as 1/(1 + B_noise/B)",
+        "true for SGD with warmup well below the noise scale; the best rate saturates as 1/(1 + B_noise/B)",
         "Goyal et al. 2017, arXiv 1706.02677; McCandlish et al. 2018, arXiv 1812.06162",
     ),
     "sqrt_rule": Claim(

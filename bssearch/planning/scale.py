@@ -123,8 +123,8 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(
             "batch_norm",
-            f"with batch normalisation over {micro} samples instead of the batch, another model trains; use GroupNorm "
-            "or ghost batches",
+            f"batch normalisation over {micro} samples trains another model than over a larger batch; use GroupNorm or "
+            "ghost batches",
         )
     for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
         yield Note(*caveat)
@@ -276,8 +276,8 @@ class ScaleRequest(Request):
         )
         require(
             self.devices == 1 or self.study or (self.bandwidth_gb_s and self.parameters),
-            f"devices = {self.devices} exchange gradients; give bandwidth_gb_s and parameters, or a study with "
-            "executor.devices",
+            f"devices = {self.devices} exchange gradients; give bandwidth_gb_s and parameters, or a study "
+            "that ran on several devices",
         )
         return self
 
@@ -295,7 +295,7 @@ class ScaleRequest(Request):
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def bandwidth_of(self, devices: int, seconds: float) -> float:
-        """Return the bandwidth (GB/s) at which a ring all-reduce takes ``seconds``."""
+        """Return the bandwidth (GB/s) at which a ring all-reduce without latency takes ``seconds``."""
         return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
@@ -327,7 +327,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleInterval:
-    """A number with an interval; a value is None if unknown or open."""
+    """A number with an interval; a value is None if unknown or unlimited."""
 
     estimate: float | None
     low: float | None = None
@@ -439,7 +439,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
             "fewer samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"all {rows[-1].devices} devices of the plan pay; the limit is beyond {rows[-1].devices} devices"
+        yield f"all {rows[-1].devices} devices of the plan pay; the limit is at least {rows[-1].devices} devices"
     if any(row.accumulation_steps > 1 for row in rows):
         yield "the plan counts α for each accumulated micro-batch; the real time may be shorter"
     if asked.samples_to_target is None:

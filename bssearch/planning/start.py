@@ -184,7 +184,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """The plan of a first study; ``reasons`` gives a reason for each field of the spec."""
+    """The plan of a first study; ``reasons`` maps fields of the spec to reasons."""
 
     answers: dict[str, Any]
     spec: StudySpec
@@ -269,11 +269,12 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
         return
     needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
     room = asked.room_bytes + fixed - asked.sample_bytes
+    sample = f", a sample {asked.sample_bytes / GIB:.3g} GiB" if asked.sample_mib else ""
     cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS))
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} is too small: {asked.parameters:,} parameters in {asked.precision} with "
-        f"{asked.optimizer} take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g} GiB, but "
-        f"{SAFE_SHARE:.0%} of the memory is {SAFE_SHARE * asked.memory_gib:.3g} GiB",
+        f"{asked.optimizer} take {fixed / GIB:.3g} GiB{sample}, but {SAFE_SHARE:.0%} of the memory is "
+        f"{SAFE_SHARE * asked.memory_gib:.3g} GiB",
         hint=f"use options of `bssearch plan memory` that fit: {cures}" if cures else "use a smaller model",
     )
 

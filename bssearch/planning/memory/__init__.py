@@ -10,12 +10,12 @@ __all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]
 def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
     """Plan a training step's memory per device by term, and the micro-batches that fit.
 
-    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
-    ``model_settings`` and ``input_shape``.
+    Give ``parameters``, with a transformer's dimensions for activations, a ``network`` with ``input_shape``, or a
+    ``model`` to trace (see `models`).
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.
-        LaunchError: The parameters do not fit; the hint names options that fit.
+        LaunchError: The parameters do not fit; the hint names options that fit, if any.
 
     Example: ``bssearch.plan_memory(parameters="110M", precision="bf16", optimizer="adamw", memory_gib=24)``
     """

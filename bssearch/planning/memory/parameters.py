@@ -25,7 +25,7 @@ FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """The bytes of each number in a precision; fp8 computes in 16 bits."""
+    """The bytes of each kind of number in a precision; fp8 computes in 16 bits."""
 
     precision: str
     mixed: str | None
@@ -83,7 +83,7 @@ MATRIX_SIDE = 1024  # side of a factored matrix without a hidden size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """The bytes per device of parameters, gradients and optimizer state."""
+    """The bytes per device that do not depend on the batch."""
 
     weights: int
     gradients: int
@@ -192,7 +192,7 @@ class SampleBytes:
 
 
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
-    """Return a sample's bytes at the end of the forward pass.
+    """Return a sample's bytes at the peak of the passes.
 
     Checkpointing keeps each layer's input, and the larger of the logits and a recomputed layer (Korthikanti et al.
     2022, arXiv 2205.05198, § 5).

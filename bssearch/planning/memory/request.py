@@ -82,13 +82,13 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
     cures = "; ".join(what_fits(asked, needed, asked.room_bytes, formats))
     raise LaunchError(
         f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} "
-        f"without activations, but {asked.device or 'the given memory'} has {gib(asked.memory_bytes or 0)}",
+        f"without activations, but {asked.device or 'the given memory'} has {gib(asked.room_bytes)} free",
         hint=f"use options that fit: {cures}" if cures else "use a smaller model",
     )
 
 
 def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Sequence[NumberFormat]) -> Iterator[str]:
-    """Yield options with which the parameters fit into ``room`` bytes."""
+    """Yield options that fit: a device with ``needed`` bytes free, and changes that take at most ``room`` bytes."""
     if (device := _smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
         yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
@@ -204,7 +204,7 @@ def _notes(
     if asked.trainable_parameters and sample is not None:
         yield "The plan assumes that all layers keep activations; frozen first layers keep fewer activations."
     if largest == 0:
-        yield "No sample fits; try --checkpointing, a shorter --sequence, or a fitting row of the table."
+        yield "No sample fits; use smaller samples, or options from a row of --table that fits a sample."
     if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
         yield (
             f"The update of all tensors at once needs another {gib(fixed.foreach)}, which is not available; set "
@@ -220,7 +220,7 @@ When = Literal["always", "forward_backward", "update"]
 # meaning and lifetime of each term, in display order
 MEANINGS: dict[str, tuple[str, When]] = {
     "weights": ("parameters in the forward pass, and buffers", "always"),
-    "gradients": ("as large as the weights at every batch size", "always"),
+    "gradients": ("gradients of the trained parameters, independent of the batch size", "always"),
     "optimizer_state": ("optimizer state between steps", "always"),
     "master_weights": ("fp32 weights that the optimizer updates", "always"),
     "workspaces": ("cuBLAS, the context of a named device, and layouts of convolutions", "always"),
@@ -265,7 +265,7 @@ class MemoryOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryOption, Plan):
-    """The memory of a training step per device; a value is None if unknown."""
+    """The memory of a training step per device; bytes and micro-batches are None if unknown."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -418,7 +418,7 @@ def _numbers(given: Any) -> Any:
     try:
         return tuple(int(one) for one in given.lower().replace(",", "x").split("x"))
     except ValueError:
-        raise ValueError("must be whole numbers with x or a comma between, such as 3x224x224") from None
+        raise ValueError("must be whole numbers separated by x or a comma, such as 3x224x224") from None
 
 
 Shape = Annotated[Sequence[Dimension], BeforeValidator(_numbers)]
@@ -628,7 +628,7 @@ class MemoryPlanRequest(Request):
                     f"{name} = {getattr(self, name)} needs a network or a model; give network or model, or omit {name}",
                 )
             return
-        require(self.input_shape, f"network = {self.network} needs input_shape, such as 3x224x224")
+        require(self.input_shape, f"network = {self.network} needs input_shape; give a shape, such as 3x224x224")
         for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "lora_rank"):
             require(
                 not self.has(name), f"{name} = {getattr(self, name)} contradicts network = {self.network}; omit {name}"
@@ -699,7 +699,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def overhead_bytes(self) -> int:
-        """The bytes in use before the first tensor; 0 if the device is unknown."""
+        """The bytes in use before the first tensor, without a CUDA context if ``memory_gib`` is given."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
@@ -718,7 +718,7 @@ class MemoryPlanRequest(Request):
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest and the safe micro-batch; ``largest`` maps bytes to samples."""
+        """Return the largest and the safe micro-batch, or None if unknown; ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)

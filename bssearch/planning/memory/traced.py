@@ -102,8 +102,8 @@ class StepLifetimes:
 class PeakByBatch:
     """The peak of a step by micro-batch size, from traces at two sizes.
 
-    The live bytes at each event are a line over the batch size; the peak is the highest line. The peak itself counts
-    as linear if the two traces have different events.
+    The live bytes at each event are a line over the micro-batch size; the peak is the highest line. The peak itself
+    counts as linear if the two traces have different numbers of events.
     """
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:
