@@ -117,7 +117,7 @@ class SchemaError(DatabaseError):
 
 
 class TargetNotReachedError(BSSearchError):
-    """No trial of the study reached its target.
+    """No trial of the study reached the target.
 
     Example: ``except bssearch.TargetNotReachedError: print(bssearch.advise_target(spec).proposed)``
     """
@@ -135,7 +135,7 @@ class LaunchError(BSSearchError):
 
 
 class CheckpointError(LaunchError):
-    """A paused trial's checkpoint is missing, damaged, out of reach, or belongs to another trial.
+    """A paused trial's checkpoint cannot be saved or restored.
 
     Example: ``except bssearch.CheckpointError as error: print(error)``
     """
@@ -149,7 +149,7 @@ class TrialStopped(BSSearchError):  # noqa: N818 - like Optuna's TrialPruned, it
 
 
 class InterruptedRunError(BSSearchError):
-    """The user stopped the run.
+    """A signal, such as Ctrl-C, stopped the run.
 
     Example: ``except bssearch.InterruptedRunError: answer = bssearch.run_study(spec)  # continues``
     """
@@ -198,7 +198,9 @@ def remedy_of(error: BaseException) -> str:
         return f"; give an absolute path, or a path relative to the folder of the command, {Path.cwd()}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
-    return f"; install the package that provides {error.name.partition('.')[0]!r}, or put the file beside the workload"
+    return (
+        f"; install the package that provides {error.name.partition('.')[0]!r}, or put this module beside the workload"
+    )
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:

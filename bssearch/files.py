@@ -87,7 +87,7 @@ def is_for_a_group(folder: Path) -> bool:
 def make_guarded_folder(path: Path) -> None:
     """Make a folder for this user or, if the parent folder is for a group, for the parent's group.
 
-    Raises `OSError` if the path is a link, or a folder for other users.
+    Raises `OSError` if the path is a link, a file, or a folder for other users.
     """
     if not is_for_a_group(path.parent):
         make_private_folder(path)
@@ -97,14 +97,14 @@ def make_guarded_folder(path: Path) -> None:
     found, group = path.lstat(), path.parent.stat().st_gid
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(
-            errno.ENOTDIR, "the path is a link or a file; remove the file or name another path", str(path)
+            errno.ENOTDIR, "the path is a link or a file; remove the link or file, or name another path", str(path)
         )
     if found.st_uid == os.geteuid() and (found.st_gid != group or not is_for_a_group(path)):
         os.chown(path, -1, group)
         path.chmod(0o2770)
         found = path.lstat()
     if found.st_gid != group or not is_for_a_group(path):
-        what = f"the folder belongs to user {found.st_uid} and is not for group {group} alone; name another folder"
+        what = f"the folder belongs to user {found.st_uid} and is not open to group {group} alone; name another folder"
         raise PermissionError(errno.EPERM, what, str(path))
 
 
@@ -159,14 +159,16 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror or error}", hint="name a path that you can write, or free space"
+        ) from error
 
 
 @contextmanager
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
     """Write drafts beside the paths, and rename the drafts once all drafts are complete.
 
-    Links stay; only their targets change. Raises `UsageError` if a path is a SQLite database.
+    Links stay; only their targets change. Raises `UsageError` if a path is a SQLite database or cannot be written.
     """
     targets = [Path(os.path.realpath(path)) for path in paths]
     for path in targets:

@@ -55,7 +55,7 @@ def _url_from_file() -> str | None:
         with Path(name).open(encoding="utf-8") as file:
             url = file.readline().strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "the file is not text"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise UsageError(
             f"{DATABASE_URL_FILE_VARIABLE} names {name}, which cannot be read: {reason}",
             hint=f"name a readable text file whose first line is a database URL, or set {DATABASE_URL_VARIABLE}",
@@ -106,7 +106,7 @@ def user_name() -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """Return the folder ``migrations`` or ``studies``; in a wheel, the folder is ``_NAME`` inside the package."""
+    """Return the folder ``migrations`` or ``studies``; a wheel has ``_NAME`` inside the package."""
     package = Path(__file__).resolve().parent
     for folder in (package / f"_{name}", package.parent / name):
         if folder.is_dir():

@@ -88,7 +88,7 @@ def check_command(
     set_parameters: Sequence[str],
     searched: Sequence[str],
 ) -> None:
-    """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
+    """Raise `ValueError` for an unknown placeholder or an invalid ``report``.
 
     A command with ``report`` needs placeholders for all searched parameters.
     """
@@ -196,7 +196,7 @@ GIVEN_IN_PYTHON = "given in Python"  # workload of a spec that names no workload
 class StudySpec(StrictModel):
     """A study's spec, read by `load_spec` or made in Python.
 
-    A spec without ``workload`` needs a workload class to run:
+    A spec without ``workload`` and ``command`` needs a workload class to run:
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
 
     ::
@@ -283,7 +283,9 @@ class StudySpec(StrictModel):
             )
         self._divide_among_devices()
         if self.arguments and (self.command or not self.is_program):
-            raise ValueError(f"arguments need a script as workload, such as train.py, not {self.workload!r}")
+            raise ValueError(
+                f"arguments are for a script, such as train.py, not for {self.workload!r}; remove arguments"
+            )
         if self.command and self.workload != COMMAND:
             raise ValueError(f"command replaces the workload; remove workload = {self.workload!r}")
         if self.report and not self.command:
@@ -446,7 +448,7 @@ class StudySpec(StrictModel):
 
     @property
     def varied_in_model(self) -> list[str]:
-        """The names of the searched parameters of ``space.model``."""
+        """The names of parameters of ``space.model`` that may differ from the default."""
         values = dict(self.timed_model)
         return [
             name for name, domain in (self.space.model or {}).items() if domain not in (values[name], (values[name],))
@@ -481,7 +483,7 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """The hash of the question. Fields that later versions added count only if set."""
+        """The hash of the question and the number of devices. Fields of later versions count only if set."""
         question = self.question
         added = {"ema_decay", "decay_share", *OWN_GROUPS}
         for part in (question["space"], question["default"], question["space"]["schedule"]):

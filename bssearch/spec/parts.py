@@ -252,9 +252,9 @@ class ConfirmSpec(StrictModel):
     """The runs of finalists with fresh seeds.
 
     The finalists are the ``top`` batch sizes (two configurations each), the best size's neighbours, the default and the
-    largest size. Each finalist gets ``runs`` runs; clearly slower finalists get fewer runs. With ``max_runs``,
-    indistinguishable finalists get more runs. The runs end when the answer is final, after ``max_runs`` per finalist,
-    or after ``train_seconds``.
+    largest size. A finalist gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable
+    finalists get more runs until the answer is final, more runs would hardly help, these finalists have ``max_runs``
+    runs, or all confirmation runs together have trained for ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -279,12 +279,11 @@ class ConfirmSpec(StrictModel):
 class BudgetSpec(StrictModel):
     """The limits of the search; confirmation is extra.
 
-    ``wall_seconds`` limits the time with running search trials, including evaluations, over all drivers of the study.
-    Overlapping trials count once, and step-time measurements do not count. After ``wall_seconds``, no search trial
-    starts.
+    No search trial starts after search trials of all drivers have trained and evaluated for ``wall_seconds``.
+    Overlapping trials count once, and step-time measurements do not count.
 
-    After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by
-    ``least_improvement``. Of the built-in samplers, only ``auto`` expects improvements.
+    After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by the
+    share ``least_improvement``. Of the built-in samplers, only ``auto`` estimates improvements.
 
     If the space has a ``batch_schedule``, ``schedule_trials`` with growing batches follow the search.
     """
@@ -354,7 +353,7 @@ class ExecutorSpec(StrictModel):
 
 
 def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
-    """Complete a default with the space's fixed values. Raises `ValueError` for missing searched parameters."""
+    """Complete a default with the space's fixed values. Raises `ValueError` for a missing or unknown value."""
 
     def fixed(name: str, given: Any, domain: Domain | None) -> Any:
         if given is not None or domain is None:

@@ -317,7 +317,7 @@ class Templates(dict[str, Template]):
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a worker's template file; ``overrides`` must be valid for each spec. Raises `SpecError`."""
+    """Read a template file; ``overrides`` must be valid for each spec. Raises `SpecError` or `NotFoundError`."""
     data = read_file(path, "file of templates", _EXAMPLE)
     require(
         isinstance(data, Mapping) and set(data) == {"templates"} and isinstance(data["templates"], Mapping),
@@ -345,7 +345,9 @@ def _templates(path: Path, name: object, data: object, overrides: tuple[str, ...
     if not isinstance(name, str) or not is_template_name(name):
         raise SpecError(f"{path}: {shortened(name)} is not a name of a template", hint=TEMPLATE_NAME)
     if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
-        raise SpecError(f"{where}: a template must have only `spec`, the path of a file, and `values`")
+        raise SpecError(
+            f"{where}: a template must have `spec`, the path of a file, and may have `values`, but no other key"
+        )
     values = data.get("values") or {}
     require(
         isinstance(values, Mapping),

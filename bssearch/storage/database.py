@@ -309,7 +309,7 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:
-        """Lock a study's row; return the id. A server ends the lock after `LONGEST_TURN_SECONDS` without statements."""
+        """Lock a study's row, and return the study's id; see `limit_silence`."""
         return self._found(connection, name, _locked(connection, _STUDY_ID))
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:

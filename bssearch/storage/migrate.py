@@ -208,7 +208,7 @@ def become_owner(connection: Connection, roles: Roles) -> None:
 
 
 def is_member(connection: Connection, role: str) -> bool:
-    """True if the login is a member of the role or a superuser."""
+    """True if the login is a member or a superuser."""
     return bool(connection.scalar(text("SELECT pg_has_role(current_user, :role, 'MEMBER')"), {"role": role}))
 
 

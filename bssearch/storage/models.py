@@ -149,7 +149,6 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Split a text into at most `MOST_SENTENCES` sentences."""
         if value is None:
             return None
         found = value.splitlines()
@@ -213,7 +212,6 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
         self.of_scalars = of_scalars
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Raise `ValueError` for a value that commands could not read again."""
         fault = None if value is None else json_fault(value, of_scalars=self.of_scalars)
         if fault is not None:
             raise ValueError(f"a stored object is invalid: {fault}")

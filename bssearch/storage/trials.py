@@ -174,17 +174,17 @@ class TrialStore(StorePart):
         self._probes = probes
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a trial under a lease; return None if another driver was faster or holds ``lease.claim``.
+        """Start a trial under a lease; return None if another driver was faster or the owner lacks ``lease.claim``.
 
-        A new trial starts only if no trial is newer than ``plan.after``. Only one driver can start a queued trial or
-        resume a paused trial. A queued trial keeps its configuration except for the micro-batches.
+        Raises `UsageError` for a new trial of an archived study. A new trial starts only if no trial is newer than
+        ``plan.after``. A queued trial keeps its configuration except for the micro-batches.
         """
         return self.patience.run(
             partial(start_trial, self._database, study, plan, uuid4().hex, lease=lease, environment=environment)
         )
 
     def enqueue(self, study: str, plan: TrialPlan) -> int:
-        """Queue a trial for any driver; return its number."""
+        """Queue a trial for any driver; return the trial's number."""
         trial = self.patience.run(partial(start_trial, self._database, study, plan, uuid4().hex))
         assert trial is not None, "plan ids are unique"
         return trial.number
@@ -200,8 +200,8 @@ class TrialStore(StorePart):
     ) -> TrialRecord:
         """Store a trial's end. A trial that was contended before a pause stays contended.
 
-        Raises `DatabaseError` if the trial ended differently, or if ``owner`` does not hold the lease. Raises
-        `ValueError` if ``outcome`` is not final.
+        Raises `DatabaseError` if the trial ended differently or is queued, or if ``owner`` does not hold the lease.
+        Raises `ValueError` if ``outcome`` is not final.
         """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not a final state")
@@ -331,7 +331,7 @@ class TrialStore(StorePart):
 
     @reads
     def seconds_at_rest(self, connection: Connection, study_id: int) -> float:
-        """The seconds since a trial started or ended, else since the study was created."""
+        """The seconds since the last start or end of a trial, else since the study's creation."""
         trials = select(func.max(TRIAL_ROWS.c.created_at), func.max(TRIAL_ROWS.c.ended_at))
         last = connection.execute(trials.where(TRIAL_ROWS.c.study_id == study_id)).one()
         made = connection.scalars(select(STUDY_ROWS.c.created_at).where(STUDY_ROWS.c.id == study_id)).one()
@@ -376,10 +376,10 @@ class TrialStore(StorePart):
     def append_observations(
         self, study: str, rows: Sequence[tuple[int, Observation]], *, owner: str | None = None
     ) -> frozenset[int]:
-        """Store all observations, or no observation.
+        """Store observations in one transaction.
 
-        With ``owner``, skip trials whose lease the owner has lost, and return their numbers. Raises `DatabaseError` if
-        a trial already has an observation at a step, unless an earlier try stored the rows.
+        With ``owner``, skip trials whose lease the owner has lost, and return the numbers of these trials. Raises
+        `DatabaseError` if a trial already has an observation at a step, unless an earlier try stored the rows.
         """
         if not rows:
             return frozenset()
@@ -444,7 +444,7 @@ class TrialStore(StorePart):
     def save_log(
         self, connection: Connection, study_id: int, number: int, text: str, *, owner: str | None = None
     ) -> None:
-        """Replace a trial's log; with ``owner``, only while this driver holds the trial's lease."""
+        """Replace a trial's log; with ``owner``, only while the owner holds the trial's lease."""
         for trial_id in trial_ids_of(connection, study_id, [number], owner).values():
             if not insert_if_absent(connection, LOG_ROWS, {"trial_id": trial_id, "text": text}):
                 connection.execute(update(LOG_ROWS).where(LOG_ROWS.c.trial_id == trial_id).values(text=text))

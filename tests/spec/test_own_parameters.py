@@ -240,7 +240,7 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
         ({"report": {"accuracy": "acc=(.)"}}, "report has no expression for step, only for accuracy; add report.step"),
         ({"report": {"step": "step (.)"}}, "report has no expression for accuracy, only for step; add report.accuracy"),
         ({"workload": "digits"}, "command replaces the workload; remove workload = 'digits'"),
-        ({"arguments": ["--epochs"]}, "arguments need a script as workload"),
+        ({"arguments": ["--epochs"]}, "arguments are for a script"),
         ({"training": {"precision": "bf16"}}, "needs a workload class; your own program computes its steps itself"),
         ({"workload_settings": {"width": 3}}, "workload_settings need a workload class"),
         ({"executor": {"name": "inline"}}, "executor.name = inline cannot run a program"),

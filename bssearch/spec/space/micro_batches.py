@@ -24,6 +24,7 @@ from bssearch.records import (
     timescale_weight_decay,
 )
 from bssearch.records.batch_schedule import MOST_STAGES, SEESAW, BatchScheduleName
+from bssearch.records.text import plural
 from bssearch.spec.space.domains import (
     FOLLOWED,
     BatchSize,
@@ -83,7 +84,8 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """The micro-batch size for a batch size; None if no size fits.
 
-    The size is the largest divisor that has fit, unless the largest allowed divisor is more than twice as large.
+    The size is the largest allowed divisor. If a size has failed, the largest divisor that has fit takes precedence,
+    unless the largest allowed divisor is more than twice as large.
     """
     if memory.nothing_fits:
         return None
@@ -98,8 +100,8 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
     """The measured step times of the splits that trials use, by batch size.
 
-    The first uncontended measurement of the largest micro-batch that may fit counts. The first measurement sets the
-    evaluation cadence.
+    Of the largest micro-batch that may fit, the first uncontended measurement counts, or else the first measurement.
+    The first measurement sets the evaluation cadence.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -116,7 +118,7 @@ def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, 
 class BatchRules(StrictModel):
     """Rules that carry values from ``learning_rate.reference_batch`` to another batch size.
 
-    κ is the batch ratio, η/η0 the learning rate's factor.
+    κ is the batch ratio, and η/η0 is the learning rate's factor.
 
     - ``betas``: ``half_life`` makes β₂ into β₂^κ, which keeps the half-life in samples (Marek et al. 2025, arXiv
       2507.07101). ``sde`` makes both β into max(0, 1 − κ(1 − β)) and ε into ε/√κ. With learning rate ∝ √κ, ``sde``
@@ -146,8 +148,8 @@ class BatchRules(StrictModel):
         for field, about in (("betas", "beta2"), ("ema_decay", "ema_decay"), ("weight_decay", "weight_decay")):
             if field in self.followed and about not in parameters:
                 raise ValueError(
-                    f"batch_rules.{field} = {self.followed[field]}: the space has no {about}; remove the rule or add "
-                    f"{about}"
+                    f"batch_rules.{field} = {self.followed[field]}: the space has no {about} > 0; remove the rule or "
+                    f"add {about} > 0"
                 )
 
     def _rules(self, ratio: float, rate_factor: float) -> dict[str, Callable[[float], float]]:
@@ -183,8 +185,8 @@ def batch_norm_caveats(
     if samples < TINY_BATCH:
         yield (
             "batch_norm_small_batch",
-            f"the model has {layers} batch normalisation layers, whose statistics are poor over {samples} samples; "
-            f"{remedy}",
+            f"the statistics of {plural(layers, 'batch normalisation layer')} are poor over "
+            f"{plural(samples, 'sample')}; {remedy}",
         )
     if ghost_batch_size is None and accumulates:
         yield (
@@ -267,7 +269,7 @@ class BatchGrowth(StrictModel):
         return self.name if isinstance(self.name, tuple) else (self.name,)
 
     def check(self, rungs: Sequence[int], schedules: Sequence[str]) -> None:
-        """Raise `ValueError` for unknown sizes, if no batch can grow, or if ``schedules`` have no decay to follow."""
+        """Raise `ValueError` for a wrong size or milestone, if no batch can grow, or if seesaw finds no decay."""
         if SEESAW in self.names and not set(schedules) & set(FOLLOWED):
             raise ValueError(
                 f"batch_schedule.name = seesaw follows a decay; set space.schedule to one of {', '.join(FOLLOWED)}, "

@@ -155,7 +155,7 @@ class SearchSpace(StrictModel):
         )
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
-        """Return the configuration's coordinates; None outside the space."""
+        """Return the configuration's coordinates, or None if the configuration is outside the space."""
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         sampled = self._nearest(self._coordinates(configuration))

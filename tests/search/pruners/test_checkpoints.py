@@ -197,7 +197,7 @@ def test_in_a_groups_folder_links_and_folders_open_to_all_are_refused(
     victim.mkdir()
     kept.folder.symlink_to(victim)
     assert kept.file_for(1) is None
-    assert kept.refusal.endswith(": the path is a link or a file; remove the file or name another path")
+    assert kept.refusal.endswith(": the path is a link or a file; remove the link or file, or name another path")
     kept.folder.unlink()
     kept.folder.mkdir()
     kept.folder.chmod(0o2777)
@@ -205,7 +205,7 @@ def test_in_a_groups_folder_links_and_folders_open_to_all_are_refused(
     monkeypatch.setattr("bssearch.files.os.geteuid", lambda: owner + 1)
     again = Checkpoints(make_study_record())
     assert again.file_for(1) is None
-    assert f": the folder belongs to user {owner} and is not for group " in again.refusal
+    assert f": the folder belongs to user {owner} and is not open to group " in again.refusal
 
 
 def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
