@@ -75,7 +75,7 @@ class Request(BaseModel):
         known = () if option is None else option.choices
         for one in value if isinstance(value, list) else [value]:
             if known and one is not None and one not in known:
-                raise ValueError(f"is unknown; {nearest(str(one).lower(), known, _must_be(known), cutoff=0.5)}")
+                raise ValueError(f"is unknown; {nearest(str(one).lower(), known, _choices(known), cutoff=0.5)}")
         return value
 
 
@@ -136,12 +136,12 @@ def _problem(model: type[Request], name: str, problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{name} is missing; give this option: {options_of(model)[name].help}"
     if problem["type"] == "extra_forbidden":
-        return f"unknown option {name!r}; {nearest(name, model.model_fields, _must_be(model.model_fields))}"
+        return f"unknown option {name!r}; {nearest(name, model.model_fields, _choices(model.model_fields))}"
     return f"{name} = {shown(problem['input'])} {problem_in_words(problem)}"
 
 
-def _must_be(known: Sequence[str] | Mapping[str, Any]) -> str:
-    return f"must be one of {', '.join(known)}"
+def _choices(known: Sequence[str] | Mapping[str, Any]) -> str:
+    return f"choose from {', '.join(known)}"
 
 
 MANY_STEPS = 16  # a common claim says that gradients of more accumulation steps are stale

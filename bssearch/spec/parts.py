@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from bssearch import registry
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import LARGEST_METRIC, OWN_GROUPS, Configuration, Goal, ParameterValue
 from bssearch.spec.space import (
     DECAY_SHARE,
@@ -183,7 +183,8 @@ def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *g
         problem = error.errors()[0]
         option = ".".join(map(str, problem["loc"])) or problem["ctx"]["key"]
         shown = "" if problem["type"] in {UNKNOWN_KEY, "missing"} else f" = {problem['input']!r}"
-        raise UsageError(f"{place}.{option}{shown}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
+        message = problem_in_words(problem)
+        raise UsageError(f"{place}.{option}{shown}: {message[0].lower()}{message[1:]}") from None
     return kind(*given, **{name: getattr(found, name) for name in options})
 
 

@@ -316,7 +316,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(exten
         (["pruner.name=hasty"], "pruner.name = 'hasty': must be one of safe, balanced"),
         (["sampler.name=oracle"], "lucky, optuna:NAME, optunahub:NAME"),
         (["objective=rows"], "rows_to_target"),
-        (["pruner.name=patient", "pruner.options.evaluations=0"], "pruner.options.evaluations = 0: input should be"),
+        (["pruner.name=patient", "pruner.options.evaluations=0"], "pruner.options.evaluations = 0: must be"),
         (
             ["pruner.name=patient", "pruner.options.lag=2"],
             "pruner.options.lag: unknown key; choose from evaluations",

@@ -233,7 +233,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
         "forward_backward",
     ),
     "activation_gradients": ("gradients of activations in the backward pass", "forward_backward"),
-    "logits": ("logits, log-probabilities and gradients, in fp32", "forward_backward"),
+    "logits": ("logits if traced, log-probabilities and gradients of the logits", "forward_backward"),
     "foreach_temporaries": ("temporary tensors of the update of all tensors at once", "update"),
 }
 

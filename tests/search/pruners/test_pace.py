@@ -280,11 +280,11 @@ def test_a_spec_has_its_pruner_with_its_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("race", {"lag": 1}, "pruner.options.lag = 1: input should be greater than 1"),
-        ("race", {"lag": "slow"}, "pruner.options.lag = 'slow': input should be a valid number"),
+        ("race", {"lag": 1}, "pruner.options.lag = 1: must be > 1"),
+        ("race", {"lag": "slow"}, "pruner.options.lag = 'slow': must be a valid number"),
         ("race", {"lagg": 2}, "pruner.options.lagg: unknown key; did you mean 'lag'?"),
         ("race", {"x": 2}, "pruner.options.x: unknown key; choose from lag"),
-        ("fast", {"patience": 1.0}, "pruner.options.patience = 1.0: input should be greater than 1"),
+        ("fast", {"patience": 1.0}, "pruner.options.patience = 1.0: must be > 1"),
         ("none", {"lag": 2}, "pruner.options.lag: unknown key; remove the key"),
         ("asha", {"lag": 2}, "pruner.options.lag: unknown key; remove the key"),
     ],
