@@ -275,7 +275,9 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
         f"memory_gib = {asked.memory_gib:g} is too small: {asked.parameters:,} parameters in {asked.precision} with "
         f"{asked.optimizer} take {fixed / GIB:.3g} GiB{sample}, but {SAFE_SHARE:.0%} of the memory is "
         f"{SAFE_SHARE * asked.memory_gib:.3g} GiB",
-        hint=f"use options of `bssearch plan memory` that fit: {cures}" if cures else "use a smaller model",
+        hint=f"train with settings that fit, as options of `bssearch plan memory`: {cures}"
+        if cures
+        else "use a smaller model",
     )
 
 
