@@ -41,7 +41,7 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 class Loader(yaml.SafeLoader):
     """Reads YAML 1.1 as `yaml.SafeLoader`, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
-    Raises `yaml.MarkedYAMLError` for an error or a document above `MOST_NODES` or `MOST_LEVELS`.
+    Raises `yaml.MarkedYAMLError` for invalid YAML, or a document above `MOST_NODES` or `MOST_LEVELS`.
     """
 
     def __init__(self, text: str) -> None:
