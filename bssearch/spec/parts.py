@@ -254,8 +254,8 @@ class ConfirmSpec(StrictModel):
 
     The finalists are the ``top`` batch sizes (two configurations each), the best size's neighbours, the default and the
     largest size. A finalist gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable
-    finalists get further runs, at most ``max_runs`` per finalist. Further runs end when the answer is final or more runs
-    would hardly help. No further run starts after confirmation has trained for ``train_seconds``.
+    finalists get further runs, at most ``max_runs`` per finalist. Further runs end when the answer is final or more
+    runs would hardly help. No further run starts after confirmation has trained for ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)

@@ -510,7 +510,7 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
                 number, total = number + 1, total + len(line)
                 place = f"{path}, line {number}"
                 require(len(line) <= LONGEST_LINE, f"{place} has more than {LONGEST_LINE:,} bytes", hint=_TOO_LARGE)
-                require(total <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes of lines", hint=_TOO_LARGE)
+                require(total <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} uncompressed bytes", hint=_TOO_LARGE)
                 yield place, line
     except FileNotFoundError:
         raise NotFoundError(f"no file {path}; check the path") from None
