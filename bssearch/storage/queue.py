@@ -104,7 +104,6 @@ WORKERS = (
 
 
 def submission_record(row: RowMapping) -> Submission:
-    """Build a submission from a row; unreadable values stay text."""
     return Submission(**{**row, "values": _value(row["values"])})
 
 

@@ -498,7 +498,7 @@ class MemoryPlanRequest(Request):
         None
     )
     dropout: Annotated[
-        bool | None, Option("Dropout in each layer, with one byte per element.", shown_default="yes")
+        bool | None, Option("Dropout in each layer, whose mask takes one byte per element.", shown_default="yes")
     ] = None
     network: Annotated[
         str | None,
@@ -699,7 +699,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def overhead_bytes(self) -> int:
-        """The bytes in use before the first tensor, without a CUDA context if ``memory_gib`` is given."""
+        """The bytes in use before the first tensor, 0 without a device; no CUDA context if ``memory_gib`` is given."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes

@@ -340,7 +340,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 
 @contextmanager
 def opened_engine(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Iterator[Engine]:
-    """Make an engine, and close its connections on exit; see `create_engine_for`."""
+    """Make an engine, and close the connections on exit."""
     engine = create_engine_for(url, write=write, foreign_keys=foreign_keys)
     try:
         yield engine
@@ -372,7 +372,6 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Raise SQLAlchemy errors as `DatabaseError`."""
     try:
         yield
     except SQLAlchemyError as error:
