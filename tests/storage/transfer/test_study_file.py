@@ -194,7 +194,7 @@ JOINED: dict[str, tuple[Callable[[Lines], object], str]] = {
     "running": (lambda lines: row(lines, "trial", 1).update(state="running"), "a row cannot be stored: "),
     "question": (lambda lines: row(lines, "study").update(spec_hash="x"), "spec_hash = 'x'"),
     "name": (lambda lines: row(lines, "study")["spec"].update(name="x"), "'x'"),
-    "newer spec": (lambda lines: row(lines, "study")["spec"].update(new_field=1), "spec: unknown key"),
+    "newer spec": (lambda lines: row(lines, "study")["spec"].update(new_field=1), "new_field: unknown key"),
 }
 
 
