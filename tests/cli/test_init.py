@@ -83,7 +83,7 @@ def test_the_text_template_reads_the_folder_of_the_settings_and_says_where_it_is
     settings = {"folder": str(tmp_path), "pattern": "*.txt"}
     data = resolve("text.py:Text", settings, TEMPLATES).load(torch.device("cpu"))
     assert torch.equal(data.train.inputs[0, 1:], data.train.targets[0, :-1])
-    with pytest.raises(FileNotFoundError, match=r"no \*\.md in"):
+    with pytest.raises(FileNotFoundError, match=r"no file \*\.md in"):
         resolve("text.py:Text", {**settings, "pattern": "*.md"}, TEMPLATES).load(torch.device("cpu"))
 
 
