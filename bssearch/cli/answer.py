@@ -44,7 +44,7 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 
 def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
-    """Print an answer; proposed commands repeat --db, with ``URL`` instead of an address with a password."""
+    """Print an answer; proposed commands repeat a non-default --db, with ``URL`` for an address with a password."""
     if db is not None and masked(db) != masked(os.environ.get(DATABASE_URL_VARIABLE, "")):
         place = "URL" if "***" in masked(db) else shlex.quote(db)
         steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
@@ -269,7 +269,7 @@ def print_trade_offs(found: Answer) -> None:
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
-    say(f"After {found.train_seconds:g} train seconds for each batch size, past the target ({metric}):")
+    say(f"Final {metric} of each batch size after {found.train_seconds:g} train seconds, past the target:")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
     )

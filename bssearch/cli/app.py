@@ -44,7 +44,7 @@ def topic_file(topic: str) -> Path:
     there = topics()
     if topic not in there:
         near = get_close_matches(topic, there) or list(there)
-        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"run `bssearch guide {' | '.join(near)}`")
+        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"choose from {', '.join(near)}")
     return there[topic]
 
 
@@ -79,7 +79,7 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 WELCOME = """\
 bssearch finds the batch size that reaches your target soonest.
 
-  bssearch run digits       search a study that comes with bssearch: minutes on a CPU
+  bssearch run digits       search a shipped study in minutes on a CPU
   bssearch init my-task     write your own study to start from
   bssearch best             print the best batch size found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bssearch.commands.launch import HERE, OPTIONS, Launch
-from bssearch.errors import BSSearchError, NotFoundError, UsageError, require
+from bssearch.errors import BSSearchError, NotFoundError, UsageError, require, with_hint
 from bssearch.registry import Option
 from bssearch.settings import DATABASE_URL_VARIABLE
 
@@ -142,7 +142,7 @@ def _is_stored(study: str, db: str | None) -> bool:
         if db is not None and not isinstance(error, NotFoundError):
             from bssearch.cli.output import note
 
-            note(f"cannot search stored studies: {error}")
+            note(f"cannot search stored studies: {with_hint(error)}")
         return False
     return True
 
@@ -154,7 +154,6 @@ def store_to_read(db: str | None) -> Store:
 
 
 def existing_store(db: str | None) -> Store:
-    """Open an existing database for writing."""
     from bssearch.storage.repository import check_writable, open_store
 
     check_writable(db)
@@ -190,7 +189,7 @@ def exclude(option: str, others: Mapping[str, object]) -> None:
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if an option in ``others`` has a value, because ``option`` is missing."""
+    """Raise `UsageError` for a missing ``option`` if an option in ``others`` has a value other than None and False."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}; add {option} or omit {name}")
 

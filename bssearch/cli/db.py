@@ -48,7 +48,7 @@ def init(
 
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Copy a SQLite file, then upgrade the schema."""
+    """Upgrade an old schema, after a copy of a SQLite file."""
     from bssearch.storage.migrate import upgrade as to_head
 
     done = to_head(database_url(db))

@@ -80,7 +80,6 @@ def say(*lines: str) -> None:
 
 
 def end_of_pipe() -> NoReturn:
-    """Exit quietly when the reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
@@ -136,7 +135,6 @@ def show_model(
     rows: Sequence[BaseModel],
     columns: Sequence[str] = (),
 ) -> None:
-    """Print a model as a screen, JSON or ``rows``."""
     show(
         form,
         lambda: for_people(found),
@@ -152,7 +150,6 @@ def tell(form: Format, sentence: str, **values: object) -> None:
 
 
 def print_named(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
-    """Print rows: the first column for people, all keys for programs."""
     if form is Format.TABLE:
         write("".join(f"{row[columns[0]]}\n" for row in rows))
     else:

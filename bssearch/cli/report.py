@@ -135,7 +135,7 @@ def _print_answers(found: AcrossAnswer) -> None:
     told = found.agreement.disagreements
     say(*(disagreement.message for disagreement in told[:MOST_TOLD]))
     if len(told) > MOST_TOLD:
-        say(f"{len(told) - MOST_TOLD} more pairs of studies do not agree; print all pairs with --format json.")
+        say(f"{len(told)} pairs of studies do not agree; print all pairs with --format json.")
     for one in found.answers:
         if one.copy_of is not None:
             say(f"note on {one.study} in {one.database}: the study is a copy of {one.copy_of} and counts once")

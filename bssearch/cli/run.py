@@ -124,7 +124,7 @@ def write_new(files: Mapping[Path, str]) -> None:
         if isinstance(error, OSError):
             raise UsageError(
                 f"{Path.cwd() / (error.filename or '')} cannot be written: {error.strerror}",
-                hint="change to a writable folder with free space",
+                hint="choose a writable folder with free space",
             ) from error
         raise
 
@@ -153,7 +153,7 @@ def run(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials and the expected and longest time, but run no trial.")
+        bool, typer.Option("--dry-run", help="Print the plan with the expected and longest time, but run no trial.")
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -317,7 +317,7 @@ def print_check(found: Check) -> None:
     reached = (
         f"reached the target in {cell(trial.time_to_target_s)} s"
         if trial.time_to_target_s is not None
-        else f"target not reached yet, best {cell(trial.best_metric)} ({trial.reason})"
+        else f"target not reached yet, best metric {cell(trial.best_metric)} ({trial.reason})"
     )
     likely = (
         ""
@@ -329,7 +329,7 @@ def print_check(found: Check) -> None:
         f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",
         f"untrained: {untrained or 'not reported'}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
-        f"{trial.steps} steps, {trial.evaluations} evaluations, {reached}",
+        f"{plural(trial.steps, 'step')}, {plural(trial.evaluations, 'evaluation')}, {reached}",
         f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, "
         f"the {'study' if found.studies == 1 else f'{found.studies} studies of all scales'} "
         f"{duration(found.longest_study_s)}{likely}",

@@ -102,8 +102,8 @@ MEANINGS = {
     "running": "trains now",
     "paused": "saved; may resume",
     "reached": "reached the target",
-    "pruned": "stopped early, because other trials are faster",
-    "capped": "stopped at a multiple of the fastest trial's time",
+    "pruned": "stopped early in favor of other trials",
+    "capped": "stopped at a limit below budget.trial_train_seconds",
     "exhausted": "trained to the limit without reaching the target",
     "oom": "out of memory",
     "diverged": "the loss is not finite, or the metric stays at chance",
@@ -129,7 +129,7 @@ def print_status(found: Status) -> None:
     # Enqueued trials may exceed the budget.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
     ended = "" if found.search_ended is None else f"; search ended ({found.search_ended})"
-    of = "imported runs" if found.is_imported else of
+    of = f"imported run{'s' * (spent != 1)}" if found.is_imported else of
     say(f"{found.study}: {spent} {of}{f', {running} running' if running else ''}{ended}")
     if (best := found.fastest) is not None:
         seconds = f"{cell(best.time_to_target_s)} s{BASES.get(best.basis, '')}"
@@ -165,7 +165,7 @@ def confirm(
     ] = None,
     train_seconds: Annotated[
         float | None,
-        typer.Option(help="Stop adding runs beyond --runs after this many train seconds."),
+        typer.Option(help="Stop adding runs beyond --runs after this many train seconds of confirmation."),
     ] = None,
     to_budget: Annotated[
         bool,
@@ -173,7 +173,7 @@ def confirm(
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Repeat the finalists with fresh seeds until the answer is final."""
+    """Repeat the finalists with fresh seeds until the answer is final or a limit ends the runs."""
     if to_budget:
         exclude("--to-budget", {"--max-runs": max_runs, "--train-seconds": train_seconds})
     from bssearch.cli.answer import print_found
@@ -204,7 +204,7 @@ def audit(
         float | None,
         typer.Option(
             min=0,
-            help="Start no audit run after this many train seconds.",
+            help="Start no audit run after this many train seconds of audit runs.",
             show_default="20 times the limit of a trial",
         ),
     ] = None,

@@ -40,7 +40,7 @@ from bssearch.cli.output import (
 from bssearch.commands.launch import Launch
 from bssearch.errors import require
 from bssearch.records import BATCH_STAGES, Environment, Observation, ParameterValue, Phase, TrialRecord, TrialState
-from bssearch.records.text import visible
+from bssearch.records.text import plural, visible
 
 if TYPE_CHECKING:
     from bssearch.commands.rerun import Ran, Reproduction, Rerun
@@ -135,7 +135,7 @@ def _print_log(store: Store, study: str, found: TrialRecord) -> None:
     printed = store.trials.log(study, found.number)
     write(printed or "")
     if not printed:
-        why = "printed no text" if found.state.is_finished else f"is {found.state}; read the log after the trial's end"
+        why = "has no log" if found.state.is_finished else f"is {found.state}; read the log after the trial's end"
         typer.echo(f"trial {found.number} of {study} {why}", err=True)
 
 
@@ -258,7 +258,7 @@ def sentences(found: Rerun) -> Iterator[str]:
     yield _steps(found)
     if found.time_ratio is not None:
         end = "the target" if found.steps_ratio is not None else "the last common evaluation"
-        yield f"Until {end}, the reruns took {cell(found.time_ratio)} times the stored train seconds."
+        yield f"Until {end}, the median rerun took {cell(found.time_ratio)} times the stored train seconds."
     yield (
         "Differences from the stored environment:"
         if found.differences
@@ -275,7 +275,7 @@ def _steps(found: Rerun) -> str:
     named = f"Trial {found.trial} of {found.study}, batch {found.batch_size}, seed {found.seed}"
     if found.identical:
         count = max(len(one.evaluations) for one in found.runs)
-        return f"{named}: the rerun has the same metrics, bit for bit ({count} evaluations compared)."
+        return f"{named}: the rerun has the same metrics, bit for bit ({plural(count, 'evaluation')} compared)."
     if found.identical is None:
         end = f"{found.then.state.value}, after {found.then.steps} steps"
         return f"{named}: the rerun had the same end ({end}), but the runs have no evaluations to compare."

@@ -190,15 +190,15 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
     require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
     require(
         study in names,
-        f"no Optuna study{'' if study is None else f' {study!r}'}: {shown(url)} has {listed}; name another study or "
-        "database",
+        f"no Optuna study{'' if study is None else f' {study!r}'}: {shown(url)} has {listed}; name another "
+        f"{'study' if names else 'database'}",
         error=NotFoundError,
     )
     return str(study)
 
 
 def default_name(name: str) -> str:
-    """Return a valid study name, with dashes for the invalid characters of ``name``."""
+    """Replace invalid characters of a study's name by dashes; keep a name without valid characters."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"
 
 
@@ -300,7 +300,6 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's experimental warnings, and its messages below the level of warnings."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -46,7 +46,6 @@ TRIALS_AT_ONCE = 200
 
 
 def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and rows of ``trials.csv`` and `trials_frame`."""
     return flat_table([trial_row(trial) for trial in trials])
 
 
@@ -76,7 +75,7 @@ def trial_rows(
     """Return the rows of the ``kept`` trials that ``trial list --format json`` prints.
 
     ``answer`` has the seconds that `best` compares, their basis, and whether the batch size's median counts the
-    seconds.
+    seconds. ``answer`` is null if `best` has no result.
     """
     from bssearch.search.finding import counted_seconds
 

@@ -97,7 +97,7 @@ def test_a_trial_that_printed_nothing_says_so_on_stderr(folder: Path, tmp_path: 
     shutil.copy(folder / "bssearch.db", tmp_path)
     execute(tmp_path / "bssearch.db", "DELETE FROM bss_log")
     shown = bssearch("trial", "show", "task", "3", "--log", cwd=tmp_path)
-    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "trial 3 of task printed no text\n")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "trial 3 of task has no log\n")
 
 
 def test_what_looks_like_markup_is_printed_as_it_is(folder: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from bssearch.spec import StudySpec
 Words = Mapping[str, str]
 Parameters = Mapping[str, ParameterValue]
 Figures = Mapping[str, float]
-# An evaluation: its step, its epoch second (trial start plus train seconds), its figures.
+# An evaluation: step, seconds since 1970 (first start plus train seconds), figures.
 Point = tuple[int, float, Figures]
 
 _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", re.IGNORECASE)
@@ -44,7 +44,7 @@ class Board(Protocol):
         """Show a study; ``mark`` distinguishes studies of one name."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Show a trial that starts or resumes at ``at`` seconds since 1970."""
+        """Show a trial that starts or resumes; ``at`` is the first start in seconds since 1970."""
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
         """Add evaluations; the figures of each evaluation include the metric and ``train_seconds``."""
@@ -111,7 +111,7 @@ def check_boards(names: Iterable[str]) -> None:
         distribution, oldest = LIBRARIES[name]
         version = next((one.version for one in importlib.metadata.distributions(name=distribution)), "")
         if tuple(map(int, re.findall(r"\d+", version)[:3])) < oldest:
-            needed = f"log = {name} needs {distribution} >= {'.'.join(map(str, oldest))}"
+            needed = f"board {name} needs {distribution} >= {'.'.join(map(str, oldest))}"
             raise UsageError(f"{needed}; installed: {version or 'no version'}", hint=f"pip install 'bssearch[{name}]'")
 
 
@@ -170,7 +170,7 @@ class BoardProcess:
             self._messages.put((names, method, arguments))
 
     def close(self) -> None:
-        """Deliver reports until the deadline, end the process, and note lost reports."""
+        """Deliver reports for at most `LAST_SECONDS`, end the process, and note lost reports."""
         self._is_closing = True
         self._messages.put(None)
         self._heard = began = time.monotonic()
@@ -191,7 +191,7 @@ class BoardProcess:
                 thread.join()
         for name, delivered in self.delivered.items():
             if lost := self.asked - delivered:
-                why = "" if name in self._failures else " before the deadline"
+                why = "" if name in self._failures else " before the board process ended"
                 self._note(name, f"{lost} of {self.asked} reports were not delivered{why}")
 
     def _write(self) -> None:
@@ -214,7 +214,7 @@ class BoardProcess:
             self._output.seek(0)
             said = self._output.read().decode(errors="replace").strip().rpartition("\n")[2]
             for name in self.delivered:
-                self._failed(name, f"the process has ended: {said}")
+                self._failed(name, f"the board process ended: {said}")
 
     def _failed(self, name: str, why: str) -> None:
         if name not in self._failures:

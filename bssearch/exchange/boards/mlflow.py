@@ -25,7 +25,7 @@ STATUS |= dict.fromkeys(("diverged", "failed", "oom"), "FAILED")
 
 
 class MLflow:
-    """Logs with MLflow's client; the tags ``mark`` and ``trial`` identify a trial's run."""
+    """Logs with MLflow's client; the tags ``bssearch.mark`` and ``bssearch.trial`` identify a trial's run."""
 
     def __init__(self) -> None:
         with ExitStack() as stack:

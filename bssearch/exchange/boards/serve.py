@@ -95,7 +95,6 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Deliver reports until the driver is done or dies."""
     descriptor, *names = sys.argv[1:]
     if sys.platform == "linux":  # trials find this process by its name (`bssearch.training.contention`)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, BOARD_PROCESS.encode(), 0, 0, 0)

@@ -36,7 +36,6 @@ class TensorBoard:
         writer.flush()
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Add the metric by step and by train milliseconds, and other figures by step."""
         writer, metric = self._writer(number), self._metric
         for step, at, figures in points:
             writer.add_scalar(

@@ -35,7 +35,6 @@ class WeightsAndBiases:
         self._run(number, parameters).summary["state"] = "running"
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Log the metric over train seconds, and ``by_step/METRIC`` over steps."""
         for step, _, figures in points:
             self._run(number).log({**figures, f"by_step/{self._metric}": figures[self._metric]}, step=step)
 
@@ -55,7 +54,6 @@ class WeightsAndBiases:
         run.finish()
 
     def close(self) -> None:
-        """Finish open runs, which another driver may resume."""
         for run in self._runs.values():
             run.finish()
 

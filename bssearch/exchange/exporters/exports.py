@@ -109,7 +109,8 @@ def description_path(path: Path) -> Path:
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
-    raise UsageError(f"{str(path)!r}: the name of a table of recorded curves must end in {' or '.join(SUFFIXES)}")
+    names = " or ".join(f"NAME{suffix}" for suffix in SUFFIXES)
+    raise UsageError(f"{str(path)!r} cannot hold a table of recorded curves; name the file {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +206,9 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """Return the pandas type of a column's values; a column without values has the declared type.
+    """Return the pandas type of a column's values; a column without values has the declared type, or text.
 
-    Mixed numbers and integers beyond 64 bits become floats; other mixtures become text.
+    Mixed numbers and integers beyond 64 bits become floats; integers beyond floats and other mixtures become text.
     """
     kinds = {_kind_of(one) for one in values if one is not None}
     declared = _declared().get(column)
@@ -248,10 +249,10 @@ def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
 def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     """Write the search trials' curves, by default to ``NAME.csv.gz``, and a JSON description."""
     table = recorded_table(store, name)
-    stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
-    early = sum(trial.state in stopped for trial in search_trials(store, name))
+    stopped, trials = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}, search_trials(store, name)
+    early = sum(trial.state in stopped for trial in trials)
     note = (
-        f"note: {early} of {len(table.trials)} trials stopped early, so their curves are cut; to compare "
+        f"note: {early} of {len(trials)} search trials stopped early, so their curves are cut; to compare "
         "pruners on full curves, run a study with --set pruner.name=none"
     )
     return Exported([str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))], [note] if early else [])
@@ -266,11 +267,11 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         _recorded(finished[number], [observation for _, observation in group])
         for number, group in groupby(observations_of(store, name, list(finished.values())), key=itemgetter(0))
     ]
-    empty = "imported runs" if spec.is_imported else f"{len(finished)} finished trials"
+    one = "imported run of an unrepeated configuration" if spec.is_imported else "finished search trial"
     require(
         recorded,
-        f"study {name!r} has no learning curves: its {empty} have no evaluations",
-        hint="import logs with `bssearch import curves`"
+        f"study {name!r} has no learning curves to export: no {one} has evaluations",
+        hint="import logs with `bssearch import curves`, or export repeated runs with --to csv"
         if spec.is_imported
         else f"run the study: `bssearch run {name}`",
     )

@@ -138,7 +138,7 @@ def check_epochs(theirs: str, ours: str, hint: str) -> None:
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
-    """Parse texts THEIRS=OURS into our name and a formula for each of the file's names."""
+    """Map each THEIRS of the texts THEIRS=OURS to our name and a formula."""
     names = list(there)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
@@ -147,7 +147,8 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
         formula = Formula.parse(theirs, names)
         require(
             formula.name in names,
-            f"{option} {text}: no {kind} {formula.name!r}; choose from {', '.join(sorted(names)) or 'none'}",
+            f"{option} {text}: no {kind} {formula.name!r}; "
+            + (f"choose from {', '.join(sorted(names))}" if names else f"omit {option}"),
         )
         if formula.of is None:
             check_logarithm(theirs, ours)

@@ -80,7 +80,7 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 class Setting:
     """A setting's value, and the name in the log.
 
-    ``distance`` is 0 if the user gave or renamed the setting, else 1 plus the number of groups in the name.
+    ``distance`` is 1 plus the number of groups in a logged name, but 0 for a renamed setting and for other sources.
     """
 
     theirs: str
@@ -194,7 +194,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
 
 
 def hyperparameters(settings: Iterable[Settings]) -> list[str]:
-    """Return the names of known hyperparameters and of settings that vary between runs."""
+    """Return the names of known hyperparameters and of settings that vary between runs, except labels of runs."""
     runs = list(settings)
     names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
     values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
@@ -234,7 +234,8 @@ def import_curves(
         str | None, Option("Name of the metric in the logs.", shown_default="the only validation metric")
     ] = None,
     target: Annotated[
-        float | None, Option("Target value of the metric.", shown_default="the value that half of the runs reach")
+        float | None,
+        Option("Target value of the metric.", shown_default="the value that at least half of the runs reach"),
     ] = None,
     goal: Annotated[
         Goal | None, Option("Direction in which the metric improves.", shown_default=Goal.MAXIMIZE.value)
@@ -249,7 +250,7 @@ def import_curves(
     given: Annotated[
         list[str] | None,
         Option(
-            "A setting that the logs lack, as in gradient_accumulation_steps=4; may be repeated.",
+            "Set or override a setting of all runs, as in gradient_accumulation_steps=4; may be repeated.",
             metavar="NAME=VALUE",
             flag="--with",
         ),
@@ -383,8 +384,8 @@ def _runs(
         runs.append(_run(log, own, batch, varied, curve, named))
     require(
         runs,
-        f"no run has an evaluation of {names.metric}: {listed(without)}",
-        hint="choose the metric with --metric NAME",
+        f"no run has an evaluation with a finite {names.metric}: {listed(without)}",
+        hint="choose another metric with --metric NAME",
     )
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     if "learning_rate" not in varied:
@@ -394,7 +395,7 @@ def _runs(
         )
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
-        (without, f"have no {names.metric} and were skipped"),
+        (without, f"have no finite {names.metric} and were skipped"),
         (resumed, "go back to an earlier step and count as resumed"),
         (repeated, "have several metrics at a step; the last metric counts"),
         (untimed if len(untimed) < len(runs) else [], "have no seconds"),
@@ -478,7 +479,8 @@ def _target(
         half = statistics.median_low(best) if wanted.goal is Goal.MAXIMIZE else statistics.median_high(best)
         wanted = replace(wanted, value=half)
         notes = [
-            f"the target is {wanted.in_words}, which half of the runs reach; set another target with --target VALUE"
+            f"the target is {wanted.in_words}, which at least half of the runs reach; set another target with --target "
+            "VALUE"
         ]
     check_scale(metrics, wanted, goal, source)
     return wanted, notes

@@ -73,7 +73,7 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``; raise `UsageError` below ``low`` or above ``high``."""
+    """Parse an integer, also ``120.0``; raise `UsageError` for other texts, or outside ``low`` to ``high``."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -98,9 +98,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
     if math.isnan(value) and text.lower().lstrip("+-") != "nan":
         return text
     if not math.isfinite(value):
-        raise UsageError(
-            f"{label} = {text!r} must be a finite number or a text ({origin})", hint="leave unknown cells empty"
-        )
+        raise UsageError(f"{label} = {text!r} must be finite ({origin})", hint="leave out unknown values")
     try:
         return int(text)
     except ValueError:
@@ -364,8 +362,8 @@ def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tup
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
         notes.append(
             f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
-            + (f", with {' and '.join(assumed)} = 1, because no run has another value" if assumed else "")
-            + (f"; if wrong, add {' '.join(map(add.format, assumed))}" if assumed and add else "")
+            + (f", with {' and '.join(assumed)} = 1, because no run has a value" if assumed else "")
+            + (f"; for another value, add {' '.join(map(add.format, assumed))}" if assumed and add else "")
         )
     return [made[id(one)] for one in given], notes
 
@@ -376,7 +374,7 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
         return False, ""
     for one in several:
         if one.parts[BATCH] % one.factor:
-            words = one.in_words(ACCUMULATION, WORLD)
+            words = f"{_factors([one])} = {one.factor}"
             return True, f"{one.in_words(BATCH)} is not a multiple of {words} ({one.origin})"
     sizes, factors = {one.parts[BATCH] for one in given}, {one.factor for one in given}
     if len(sizes) == 1 and len(factors) > 1:
@@ -388,7 +386,7 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
     raise UsageError(
         f"{first.in_words(BATCH)} may be per device or per step, with "
         f"{first.in_words(ACCUMULATION, WORLD)} ({first.origin})",
-        hint=f"if the batch size is per device, {_renamed(first, rename, MICRO)}; if per step, "
+        hint=f"if the batch size is per device, {_renamed(first, rename, MICRO)}; if the batch size is per step, "
         f"{_renamed(first, rename, STEP_BATCH)}",
     )
 
@@ -456,7 +454,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` renames the first study, if new. If ``dry_run``, the caller stores no study."""
+    """Whole studies; ``name`` renames a new first study. If ``dry_run``, the caller stores no study."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -490,7 +488,7 @@ def import_study(
     *,
     name: Annotated[
         str | None,
-        Option("Name of the first study, if the study is new.", shown_default="its own", flag="--as"),
+        Option("Name of the first study, if the study is new.", shown_default="unchanged", flag="--as"),
     ] = None,
     studies: Annotated[
         list[str] | None,

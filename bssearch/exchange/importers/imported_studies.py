@@ -1,4 +1,4 @@
-"""Studies of imported runs; each device and precision has a separate study."""
+"""Studies of imported runs; each pair of device and precision has a separate study."""
 
 import math
 import os
@@ -10,7 +10,7 @@ from itertools import count, filterfalse
 
 from bssearch.analysis.headline import headline
 from bssearch.analysis.objectives import EnergyToTarget, SamplesToTarget, TimeToTarget
-from bssearch.errors import TargetNotReachedError, UsageError, require
+from bssearch.errors import TargetNotReachedError, UsageError, require, with_hint
 from bssearch.exchange.importers.imported_run import LARGEST, POWER, TYPED, ImportedRun, Studies
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import (
@@ -81,10 +81,11 @@ def make_studies(
     default_batch: int | None = None,
     is_tuned: bool = False,
 ) -> Studies:
-    """Make a study for each device and precision.
+    """Make a study for each pair of device and precision.
 
-    A single study is called ``name``; several studies add the device to the name. If no run has train seconds, the
-    objective is ``samples_to_target``. ``is_tuned`` means that the source tuned each batch size.
+    A single study is called ``name``; several studies add the device, and the precision if a device has several. If no
+    run of a study has train seconds, the objective is ``samples_to_target``. ``is_tuned`` means that the source tuned
+    each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -96,7 +97,7 @@ def make_studies(
     require(
         objective != EnergyToTarget.name or unpowered is None,
         f"--objective {objective} needs the mean power of each run that reached the target; {unpowered} has no power",
-        hint=f"import logs with the setting {POWER}, or choose another objective",
+        hint=f"add {POWER} to the logs or with --with {POWER}=WATTS, or choose another objective",
     )
     studies: list[FinishedStudy] = []
     notes = list(_unknown(runs))
@@ -119,8 +120,8 @@ def make_studies(
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
     """Return the studies to store, the names of stored studies to replace, and notes.
 
-    An import with new runs or rows replaces the stored import of the same name. Stored runs keep their numbers. Raises
-    `UsageError` if the import lacks a stored run.
+    An import with new runs or rows replaces the stored import of the same name and target. Stored runs keep their
+    numbers. Raises `UsageError` if the import lacks a stored run.
     """
     wanted, replaced, notes = [], [], []
     for study in studies:
@@ -134,8 +135,8 @@ def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[Fi
         lacking = Counter(map(_identity, before)) - Counter(map(_identity, study.trials))
         require(
             not lacking,
-            f"{lacking.total()} of the {len(before)} runs of study {name!r} are from logs that this import lacks",
-            hint="import all logs together, give another --name, or delete the study with "
+            f"this import lacks {lacking.total()} of the {len(before)} runs of study {name!r}",
+            hint="import all runs together, give another --name, or delete the study with "
             f"`bssearch study delete {name}`",
         )
         # Each run takes the place of a stored run, or follows all stored runs
@@ -157,7 +158,7 @@ def answer_in_words(store: Store, name: str) -> Iterator[str]:
     try:
         found = answer(store, name)
     except TargetNotReachedError as error:
-        yield f"study {name}: {error.message}"
+        yield f"study {name}: {with_hint(error)}"
         return
     yield f"study {name}: {headline(found)}"
     if (step := found.settling) is not None and found.within_5_percent is None:
@@ -190,7 +191,7 @@ def _about(
     if renumbered:
         yield (
             f"{len(renumbered)} of {runs} repeat the seed of an earlier run of the same configuration (first: "
-            f"{renumbered[0]}) and got the next free seed; check the table for duplicates"
+            f"{renumbered[0]}) and got the next free seed; remove accidental duplicates"
         )
     if spec.objective != objective:
         yield f"no run has train_seconds; the objective is {spec.objective}"

@@ -86,7 +86,7 @@ class Names:
         step: "" until `of_log`, unless the user names the steps. The steps count epochs if ``epoch_samples`` is given.
         clock: name of a clock, used if ``seconds`` is None.
         evaluations: names of seconds of evaluations, which ``seconds`` or ``clock`` include.
-        step_seconds: seconds of a step, used if ``seconds`` include evaluations of unknown length.
+        step_seconds: seconds of a step, used if ``seconds`` or ``clock`` include evaluations of unknown length.
     """
 
     metric: str
@@ -116,7 +116,7 @@ class Names:
                 f"{option} {name}: no log has this name; choose from {listed(there)} ({place})",
             )
         found = metric or _metric(there, place)
-        require(found.isprintable(), f"the metric's name {found!r} must be printable ({place})")
+        require(found.isprintable(), f"the metric's name {found!r} must be printable; rename the metric ({place})")
         return cls(metric=found, step=step or "", seconds=seconds, epoch_samples=epoch_samples)
 
     def of_log(self, log: Log) -> Names:
@@ -127,8 +127,10 @@ class Names:
         if step is None:
             missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
             raise UsageError(
-                f"the log has no {missing}; its columns are {listed(list(there))} ({log.origin})",
-                hint="name the steps with --step NAME; if NAME counts epochs, add --epoch-samples N; if NAME counts "
+                f"the log has no {missing}; columns with numbers: {listed(list(there))} ({log.origin})",
+                hint="name the epochs with --step NAME"
+                if self.epoch_samples
+                else "name the steps with --step NAME; if NAME counts epochs, add --epoch-samples N; if NAME counts "
                 "samples, add --epoch-samples 1",
             )
         timed = self.seconds if self.seconds in there else None
@@ -152,7 +154,7 @@ class Names:
     @property
     def sentence(self) -> str:
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
-        timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (--seconds NAME)")
+        timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (add --seconds)")
         if self.step_seconds is not None:
             timed = f"steps × the step time between evaluations, by {self.seconds or self.clock}"
         elif self.evaluations:
@@ -249,7 +251,7 @@ def _metric(there: Sequence[str], place: str) -> str:
     found = [one for one in found if "test" not in one.lower()] or found
     require(
         len(found) == 1,
-        f"the metric is ambiguous: the logs have {listed(found or there)} ({place})",
+        f"the metric is {'ambiguous' if found else 'unknown'}: the logs have {listed(found or there)} ({place})",
         hint="choose a metric with --metric NAME",
     )
     return found[0]
@@ -257,7 +259,7 @@ def _metric(there: Sequence[str], place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A run's evaluations in order, whether the run diverged, and the numbers of resumes and repeated steps."""
+    """A run's evaluations, whether the run diverged, and the numbers of resumes and of steps with several metrics."""
 
     observations: tuple[Observation, ...]
     has_diverged: bool
@@ -266,7 +268,7 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """After a resume, new evaluations replace earlier evaluations at the same and later steps."""
+    """Return a log's curve; after a resume, new evaluations replace earlier evaluations at the same and later steps."""
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False

@@ -521,7 +521,7 @@ def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
             raise UsageError(
                 f"the row has {plural(len(cells), 'cell')}, but the header has {plural(len(names), 'column')} "
                 f"({file}:{line})",
-                hint="put a cell with a comma in quotes",
+                hint=f"put a cell with {separator!r} in quotes" if len(cells) > len(names) else "add the missing cells",
             )
         texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat other cells
         yield line, dict(zip(names, texts, strict=True))
@@ -566,7 +566,7 @@ def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = [(line, parsed_json(one, origin, line=line)) for line, one in lines]
     for line, row in rows:
         if not isinstance(row, dict):
-            raise UsageError(f"{origin}:{line} must be a JSON object with the values logged at one step")
+            raise UsageError(f"{origin}:{line} must be a JSON object")
         yield line, row
 
 

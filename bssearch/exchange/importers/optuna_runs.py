@@ -1,6 +1,6 @@
 """``import optuna``: finished trials of an Optuna study.
 
-The reports' steps have no unit, so the user names the places of seconds and steps unless bssearch exported the study.
+The reports' steps have no unit, so the user names the sources of seconds and steps unless bssearch exported the study.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import UsageError, require, with_hint
 from bssearch.exchange.importers.columns import Formula, check_epochs, checked_seconds, mappings, seconds_of_unit
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
@@ -48,7 +48,7 @@ def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """Return True if the trial continued after the first hit and the reports cover the whole training."""
+    """True if the trial continued after the first report that met the target and reports cover the whole training."""
     # A value unlike all reports was measured later: training may have been longer.
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
@@ -60,7 +60,7 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
     """Judge by the trial's duration whether ``seconds`` cover the whole trial; None if unclear.
 
-    ``share`` is the part of the training up to the first hit, from 0 to 1.
+    ``share`` is the part of the training, from 0 to 1, up to the first report that met the target.
     """
     # 20 % more than ``share`` of the duration allows for a slow first epoch.
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
@@ -175,7 +175,7 @@ def import_optuna(
         str | None,
         Option(
             "Source of optimizer steps: step (report steps are optimizer steps), samples (training samples), epoch "
-            "(epochs; needs --samples-per-epoch) or user_attr:NAME (steps of the whole trial).",
+            "(epochs; needs --samples-per-epoch) or user_attr:NAME (steps up to the end that --figures-at names).",
             metavar="PLACE",
             shown_default="unknown",
         ),
@@ -200,9 +200,9 @@ def import_optuna(
 ) -> Studies:
     """Make a study from the finished trials of an Optuna study.
 
-    A trial reached the target if a report or the trial's value meets the target. FAIL, RUNNING and WAITING trials, and
-    trials that violate a constraint, do not count. --seconds and --steps name the sources of seconds and steps; a study
-    written by `export --to optuna` needs neither option.
+    A trial reached the target if a report or the trial's value meets the target, or, with --seconds value, if the trial
+    is COMPLETE. FAIL, RUNNING and WAITING trials, and trials that violate a constraint, do not count. --seconds and
+    --steps name the sources of seconds and steps; a study written by `export --to optuna` needs neither option.
     """
     # imports SQLAlchemy, which `import --help` does not need
     from bssearch.exchange.importers.imported_studies import make_studies
@@ -242,7 +242,9 @@ def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObj
         return given or "time_to_target", []
     if before in get_args(RunsObjective):
         return before, []
-    return "time_to_target", [f"objective {before} cannot be imported; using time_to_target"]
+    return "time_to_target", [
+        f"objective {before} cannot be imported; using time_to_target; choose another objective with --objective NAME"
+    ]
 
 
 def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
@@ -251,9 +253,10 @@ def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
         return found
     names = list(found.metric_names)
     if metric not in names:
+        given = "" if metric is None else f", but no objective {metric!r}"
         raise UsageError(
             f"the Optuna study {found.name!r} has {len(found.directions)} objectives"
-            + (f": {', '.join(names)}" if names else ", without names"),
+            + (f": {', '.join(names)}{given}" if names else ", without names"),
             hint="choose an objective with --metric NAME"
             if names
             else "name the objectives with Study.set_metric_names",
@@ -301,7 +304,7 @@ def _reader(
         f"the target of the Optuna study {found.name!r} is unknown"
         if target is None
         else f"--target = {target} must be a finite number",
-        hint="add --target VALUE",
+        hint="add --target VALUE" if target is None else None,
     )
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
         if place == VALUE and list(found.metric_names) != [OWN_TIME]:
@@ -313,7 +316,7 @@ def _reader(
             place not in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) or wanted == own,
             f"{option} {place}: bssearch exported {found.name!r} with seconds and steps to {own.in_words}, but the "
             f"target is {wanted.in_words}",
-            hint=f"omit {option}, or omit --target",
+            hint=f"omit {option}, or omit --metric, --target and --goal",
         )
     takes_own = is_ours and wanted == own and seconds is None and steps is None
     return _Reader(
@@ -417,8 +420,8 @@ class _Reader:
                 odd.append(error)
         if not runs:
             raise odd[0]
-        skipped = f"skipped {len(odd)} of {len(ended)} trials, which cannot be read (first: {odd[0]})" if odd else ""
-        return read, runs, [*assumed, *filter(None, [skipped])]
+        notes = [f"skipped {len(odd)} of {len(ended)} trials (first: {with_hint(one)})" for one in odd[:1]]
+        return read, runs, [*assumed, *notes]
 
     def _check_powers(self, sizes: set[int]) -> None:
         theirs = next((name for name, (ours, _) in self.names.items() if ours == "batch_size"), "batch_size")
@@ -426,7 +429,7 @@ class _Reader:
         if formula.of is None and len(sizes) > 2 and max(sizes) <= MOST_POWER and max(sizes) - min(sizes) < len(sizes):
             raise UsageError(
                 f"batch sizes {', '.join(map(str, sorted(sizes)))} of {self.place} may be exponents",
-                hint=f"use --param '2**{theirs}=batch_size' or --param '1*{theirs}=batch_size'",
+                hint=f"use --param '2**{theirs}=batch_size', or --param '1*{theirs}=batch_size' for batch sizes",
             )
 
     def _taken(self, trials: Sequence[FrozenTrial]) -> Iterator[str]:
@@ -447,7 +450,8 @@ class _Reader:
         unit = "milliseconds" if self.seconds == STEP_MS else unit or "steps of an unknown unit"
         yield f"reports: {self.target.metric} by {unit}"
         yield f"value: {'train seconds' if self.seconds == VALUE else self.target.metric}"
-        yield f"duration: {'train seconds, if a trial ended at the target' if self.seconds == DURATION else 'ignored'}"
+        taken = "train seconds, unless a trial may have trained past the target"
+        yield f"duration: {taken if self.seconds == DURATION else 'ignored'}"
 
     def _notes(
         self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[ImportedRun]
@@ -468,8 +472,13 @@ class _Reader:
         if beyond:
             yield (
                 f"time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials (first: "
-                f"{beyond[0]}): the trials trained past the target, or lack reports or the attribute; if time or steps "
-                f"end at the target, add --figures-at {FiguresAt.TARGET}"
+                f"{beyond[0]}): the trials "
+                + (
+                    "lack a duration or the attribute"
+                    if self.figures_at is FiguresAt.TARGET
+                    else "may have trained past the target, or lack a duration, reports or the attribute; if time or "
+                    f"steps end at the target, add --figures-at {FiguresAt.TARGET}"
+                )
             )
         at_once = most_at_once(ended) if self.seconds == DURATION or self.seconds_name else 1
         if at_once > 1:
@@ -493,7 +502,7 @@ class _Reader:
                 yield (
                     f"assuming that {option} {USER_ATTRIBUTE}{name} covers the whole trial; {len(shared)} of "
                     f"{len(runs)} trials trained past the target (first: {shared[0]}) and count up to the first "
-                    f"report that met the target; if the attribute ends at the target, add --figures-at "
+                    f"report that met the target; if the attribute ends at the target, give --figures-at "
                     f"{FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
@@ -503,7 +512,7 @@ class _Reader:
                 f"{self.reports.first} ends epoch {self.reports.first + 1}"
             )
         if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
-            yield f"report steps are {self._first_steps()} at every batch size; if these steps are epochs, {AS_EPOCHS}"
+            yield f"report steps are {self._first_steps()}; if these steps are epochs, {AS_EPOCHS}"
 
     def _first_steps(self) -> str:
         first, gap = self.reports.first, self.reports.smallest_gap or 1
@@ -513,7 +522,7 @@ class _Reader:
         by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
-                f"{by}: every trial of {self.place} reports at {self._first_steps()}, at every batch size "
+                f"{by}: the report steps of {self.place} are {self._first_steps()}, although the batch sizes differ "
                 f"({', '.join(map(str, sorted(sizes)))}); such steps are probably epochs",
                 hint=AS_EPOCHS,
             )

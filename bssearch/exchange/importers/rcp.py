@@ -88,9 +88,11 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     benchmark = benchmarks[0] if benchmarks else ""
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark)
     runs = [run for place, one in read.items() for run in _runs(one, place, per_epoch)]
-    require(runs, f"{path} has no runs: add a list {EPOCHS!r} or {SAMPLES!r}")
+    require(runs, f"{path} has no runs; give the values of runs in a list {EPOCHS!r} or {SAMPLES!r}")
     notes = [
         f"skipped {missing} of {len(one.values)} runs without a value ({place})"
+        if one.values
+        else f"skipped a point without runs ({place})"
         for place, one in read.items()
         if (missing := one.values.count(None)) or not one.values
     ]
@@ -147,7 +149,9 @@ def _runs(point: _Point, place: str, per_epoch: int | None) -> Iterator[Imported
             1 <= steps <= LARGEST,
             f"{label}[{index}] = {value:g} is {samples:g} samples, which at BS = {point.bs} must be "
             f"1 to {LARGEST} steps ({place})",
-            hint="give the samples of an epoch with --samples-per-epoch",
+            hint=f"correct {label}"
+            if point.samples is not None
+            else "correct the value, or give the samples of an epoch with --samples-per-epoch",
         )
         # Values in whole epochs were evaluated after each epoch.
         is_evaluated = point.samples is None and value.is_integer() and per_epoch != 1

@@ -70,7 +70,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if steps or seconds may end after the target."""
+    """Raise `UsageError` if steps or seconds may end after the target, unless ``figures_at`` is ``target``."""
     if figures_at is FiguresAt.TARGET:
         return
     require(
@@ -103,8 +103,8 @@ class _Group:
 
 def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     # Evidence that runs did not end at the target; "" if some ended earlier
-    reached = sum(len(one.reached) for one in groups)
-    if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
+    reached, ended = sum(len(one.reached) for one in groups), sum(one.at_end(one.reached) for one in groups)
+    if reached < 2 or ended < 0.9 * reached:
         return ""
     if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
         return ""  # a run that missed the target had more time than runs that reached the target
@@ -119,11 +119,11 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     fewest = min(len(one.reached) for one in groups)
     same = _same_budget(groups, measure) if len(sizes) > 1 else ""
     if same and (fewest > 1 or len(sizes) > 2):
-        return f"all {reached} runs that reached the target, at {len(sizes)} batch sizes, have {same}"
+        return f"{ended} of {reached} runs that reached the target, at {len(sizes)} batch sizes, have {same}"
     if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
-            f"at each of {len(sizes)} batch sizes all runs that reached the target ended at the same {measure}, "
-            "whatever their parameters"
+            f"{ended} of {reached} runs that reached the target, at {len(sizes)} batch sizes, have the {measure} of "
+            "other runs at the same batch size, whatever their parameters"
         )
     return ""
 
@@ -212,16 +212,17 @@ def import_runs(
         FiguresAt | None,
         Option(
             "Moment at which steps and train_seconds of runs that reached the target were measured.",
-            shown_default="target, unless all runs have a common end",
+            shown_default="target, if the table is clear",
         ),
     ] = None,
 ) -> Studies:
     """Make a study from a table of runs.
 
     Each device and precision gets a separate study. Columns: batch_size, reached (true or false), and optionally seed,
-    steps and train_seconds (to the target, or of the whole run if missed), final_metric, last_miss_step or
-    eval_every_steps, device, precision, param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size,
-    accumulation_steps and world_size may replace batch_size; --target and final_metric may replace reached.
+    steps and train_seconds (to the target, or of the whole run if the run missed the target), final_metric,
+    last_miss_step or eval_every_steps, device, precision, param.learning_rate, param.NAME. Leave unknown cells empty.
+    micro_batch_size, accumulation_steps and world_size may replace batch_size; --target and final_metric may replace
+    reached.
     """
     from bssearch.exchange.importers.imported_studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
@@ -312,7 +313,7 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
             raise UsageError(
                 f"the row has {plural(len(cells), 'cell')}, but the header has {plural(len(header), 'column')} "
                 f"({source}:{place})",
-                hint="put a cell with a comma in quotes",
+                hint="put a cell with a comma in quotes" if len(cells) > len(header) else "add the missing cells",
             )
         found.append((place, cells))
     require(
@@ -398,7 +399,7 @@ NO_SHARES = (
 
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
-    """Raise `UsageError` if only the metric or only the target may be in percent, or if a loss lacks a goal."""
+    """Raise `UsageError` if a loss lacks a goal, if a share exceeds 1, or if metrics and target may differ in unit."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
         f"lower values of {target.metric} may be better",
@@ -410,8 +411,8 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     low, high = min(known), max(known)
     require(
         not target.is_in_other_unit(low, high) or (target.is_above_one(high) and high <= FEW_SUMMED),
-        f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one value may be in percent "
-        f"({source})",
+        f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: the metric or the target may be in "
+        f"percent ({source})",
         hint=f"use --target {target.in_unit_of(high):g}",
     )
     require(
@@ -511,7 +512,7 @@ class _Row:
 
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
-    """Add each run's last miss, with a note, if the steps have a common interval between evaluations."""
+    """Return runs and a note; the common divisor of the steps at each batch size sets a missing ``last_miss_step``."""
     steps = grouped(
         (run.configuration.batch_size, run.steps)
         for run in runs
@@ -528,6 +529,6 @@ def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], li
     ]
     words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])
     return found, [
-        f"assuming steps between evaluations, by batch size: {words}; if wrong, add a column last_miss_step or "
+        f"assuming steps between evaluations, by batch size: {words}; for other values, add a column last_miss_step or "
         "eval_every_steps"
     ]

@@ -384,7 +384,7 @@ def test_a_board_that_is_not_installed_is_refused_before_the_run(
 ) -> None:
     installed(monkeypatch)
     error = refused(tmp_path, *command, write_task(tmp_path, log=["mlflow"], executor=INLINE).name, code=2)
-    assert "log = mlflow needs mlflow-skinny >= 3; installed: no version" in error
+    assert "board mlflow needs mlflow-skinny >= 3; installed: no version" in error
     assert "pip install 'bssearch[mlflow]'" in error
     assert not (tmp_path / "bssearch.db").exists()
 

@@ -406,7 +406,11 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
         "write all decimals with a point",
     ),
     "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, but the header has 1 column "),
-    "spaces": ("a.txt", "step val_acc batch_size\n10 0.4 8\n", "has 'step val_acc batch_size'|ambiguous"),
+    "spaces": (
+        "a.txt",
+        "step val_acc batch_size\n10 0.4 8\n",
+        "the metric is unknown: the logs have 'step val_acc batch_size'",
+    ),
     "thousands": ("a.tsv", lines(lambda s: f"{s},000\t{s / 100}\t8", HEADER.replace(",", "\t")), "no optimizer steps"),
     "thousands by letter": ("a.csv", lines(lambda s: f"{s}k,{s / 100},8"), "no optimizer steps"),
     "another minus": ("a.csv", lines(lambda s: f"{s},−{s / 100},8"), "must be a number"),

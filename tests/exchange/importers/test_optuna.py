@@ -248,6 +248,13 @@ def test_a_trial_whose_reports_have_no_whole_step_is_left_out(write: Write) -> N
     assert "skipped 1 of 2 trials" in " ".join(made.notes)
 
 
+def test_the_note_on_a_trial_that_is_left_out_has_the_remedy(write: Write) -> None:
+    odd = trial(0.96, to_target_s=3.0)
+    odd.params, odd.distributions = {"learning_rate": 0.1}, {"learning_rate": RATES}
+    made = import_optuna(write(trial(0.95, to_target_s=2.0), odd), target=0.9, seconds="user_attr:to_target_s")
+    assert "or --batch-size N" in next(note for note in made.notes if note.startswith("skipped 1 of 2 trials"))
+
+
 def test_a_transformed_learning_rate_is_a_learning_rate(write: Write) -> None:
     file = write(*suggested({"batch_size": 64, "log_lr": -2.0}, {"batch_size": 128, "log_lr": -3.0}))
     made = import_optuna(file, **WORDS, param=["10**log_lr=learning_rate"])

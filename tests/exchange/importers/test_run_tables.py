@@ -314,6 +314,11 @@ def test_figures_that_may_well_be_to_the_target_are_taken(lines: list[str]) -> N
     check(lines)
 
 
+def test_the_refusal_counts_the_runs_that_have_the_common_end() -> None:
+    with pytest.raises(UsageError, match="19 of 20 runs that reached the target, at 2 batch sizes, have steps = 100"):
+        check(figures({16: (100,) * 10, 32: (*(100,) * 9, 50)}))
+
+
 def test_figures_at_the_end_of_a_run_that_reached_the_target_do_not_tell_when() -> None:
     with pytest.raises(UsageError):
         check(figures(HONEST), FiguresAt.END)
