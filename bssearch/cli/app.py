@@ -43,8 +43,10 @@ def topic_file(topic: str) -> Path:
 
     there = topics()
     if topic not in there:
-        near = get_close_matches(topic, there) or list(there)
-        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"choose from {', '.join(near)}")
+        near = " or ".join(f"`bssearch guide {one}`" for one in get_close_matches(topic, there))
+        raise NotFoundError(
+            f"the guide has no topic {topic!r}", hint=f"run {near or '`bssearch guide` for all topics'}"
+        )
     return there[topic]
 
 
