@@ -43,10 +43,8 @@ def topic_file(topic: str) -> Path:
 
     there = topics()
     if topic not in there:
-        near = " or ".join(f"`bssearch guide {one}`" for one in get_close_matches(topic, there))
-        raise NotFoundError(
-            f"the guide has no topic {topic!r}", hint=f"run {near or '`bssearch guide` for all topics'}"
-        )
+        near = [f"`bssearch guide {one}`" for one in get_close_matches(topic, there) or there]
+        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"run {' or '.join(near)}")
     return there[topic]
 
 

@@ -173,7 +173,7 @@ def confirm(
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Repeat the finalists with fresh seeds until the answer is final or a limit ends the runs."""
+    """Repeat the finalists with fresh seeds, and print the answer."""
     if to_budget:
         exclude("--to-budget", {"--max-runs": max_runs, "--train-seconds": train_seconds})
     from bssearch.cli.answer import print_found
