@@ -92,7 +92,7 @@ def test_missing_files_and_wrong_names_are_named(tmp_path: Path) -> None:
     (tmp_path / "toy.json").unlink()
     with pytest.raises(NotFoundError, match=r"toy\.json"):
         read_table(path)
-    with pytest.raises(UsageError, match="name the file NAME.csv.gz or NAME.csv"):
+    with pytest.raises(UsageError, match=r"name the file NAME\.csv\.gz or NAME\.csv"):
         read_table(tmp_path / "toy.txt")
     write(tmp_path, *ROWS)
     path.unlink()
