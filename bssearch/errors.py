@@ -170,10 +170,6 @@ def required(
     return value
 
 
-def with_hint(error: BSSearchError) -> str:
-    return "; ".join(filter(None, (error.message, error.hint)))
-
-
 # Pydantic's phrases and their replacements.
 PHRASES = {
     "String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'": "must have only letters, digits, '_', '.' and '-', "
