@@ -219,7 +219,7 @@ def test_a_lost_connection_is_tried_for_the_minutes_that_the_guide_says() -> Non
 
 def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
     words = {3: "three", 5: "five"}
-    told = f"gets {words[RETUNED]} trials, or {words[RETUNED_IN_VAIN]} if no trial reached the target"
+    told = f"gets {words[RETUNED]} trials, or {words[RETUNED_IN_VAIN]} if no trial at this size reached the target"
     assert told in " ".join(DOCUMENTS["searching"].split())
 
 
