@@ -104,7 +104,7 @@ def show_trial(
     form: FormatOption = Format.TABLE,
     log: Annotated[bool, typer.Option("--log", help="Print only the output of the training code.")] = False,
     repro: Annotated[
-        bool, typer.Option("--repro", help="Print only the command that repeats the trial; requirements go to stderr.")
+        bool, typer.Option("--repro", help="Print only the command that repeats the trial; notes go to stderr.")
     ] = False,
 ) -> None:
     """Show a trial's configuration, curve, environment and end."""

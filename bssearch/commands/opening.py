@@ -107,7 +107,7 @@ def _hub_package(spec: StudySpec) -> str | None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` if the workload is in no file or module."""
+    """Raise `UsageError` if the workload was passed in Python."""
     require(
         spec.workload != GIVEN_IN_PYTHON,
         f"workload: the spec of study {spec.name!r} names no workload",
@@ -116,8 +116,7 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
     )
     require(
         spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
-        f"the workload {spec.workload!r} of study {spec.name!r} came from a notebook or a running script, not from a "
-        "file",
+        f"the workload {spec.workload!r} of study {spec.name!r} was passed in Python, so bssearch cannot import it",
         hint="pass the workload again in Python, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), "
         "or as the objective of bssearch.Study(spec, objective=train)",
     )
@@ -196,7 +195,7 @@ MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 
 
 def check_parts(spec: StudySpec) -> None:
-    """Raise `UsageError` if a board, objective, sampler, pruner or executor does not load."""
+    """Raise `UsageError` if a board's library is missing, or a part of the spec does not load."""
     check_boards(boards_of(spec))
     makers: dict[str, Callable[[], object]] = {
         f"objective = {spec.objective!r}": lambda: objective_of(spec),

@@ -2,7 +2,7 @@
 
 Optuna's state follows from a trial's state:
 
-* Reached trials are COMPLETE, with the objective's value; contended seconds become steps × step time.
+* Reached trials are COMPLETE, with the objective's value.
 * Pruned, capped, exhausted, paused and diverged trials are PRUNED, without a value.
 * Running trials are RUNNING, and queued trials are WAITING.
 * Failed, lost, cancelled and out-of-memory trials are FAIL, as are reached trials without a measured value.
@@ -187,7 +187,7 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
     listed = ", ".join(map(repr, sorted(names))) or "no studies"
     if study is None and len(names) == 1:
         return names[0]
-    require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
+    require(study is not None or not names, f"{shown(url)} has the Optuna studies {listed}; name one study")
     require(
         study in names,
         f"no Optuna study{'' if study is None else f' {study!r}'}: {shown(url)} has {listed}; name another "

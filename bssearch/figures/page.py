@@ -393,8 +393,8 @@ def _about_seconds(answer: Answer) -> list[str]:
     if "steps_x_step_time" not in bases:
         return []
     return [
-        "Seconds are measured, with delays by other work on the device. The times to the target above are steps × "
-        "step time, without delays."
+        "The curves show measured seconds, with delays by other work on the device. Some times to the target are steps "
+        "× step time, without delays."
     ]
 
 

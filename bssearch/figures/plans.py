@@ -335,7 +335,7 @@ def shown_larger(plan: LargerPlan) -> Shown:
                     "b_crit_by_law.high": "to",
                     "timescale": "AdamW timescale",
                 },
-                caption="Scales of the law",
+                caption="Studies of the law",
             ),
             table(
                 document,

@@ -103,12 +103,12 @@ class BatchAdvice:
             return f"noise scale unknown: {self.reason}"
         if self.measured_steps < FEWEST_PASSES:
             return (
-                f"noise scale unknown: {self.measured_steps} of at least {FEWEST_PASSES} steps are measured; train on"
+                f"noise scale unknown: measured {self.measured_steps} steps of at least {FEWEST_PASSES}; keep training"
             )
         if saved is None or halved is None or known.low is None:
             return (
                 f"noise scale unknown: {self.measured_steps} measured steps cannot separate the gradient from "
-                "its noise; train on"
+                "its noise; keep training"
             )
         if saved[0] is None or halved[0] is None:
             return (
@@ -202,7 +202,7 @@ class BatchAdvisor:
         self._steps = 0
         self._norms: _StepNorms | None = None
         self._reason = (
-            f"step() recorded fewer than {FIRST_EVERY + 1} steps; train on"  # reason that a step was not measured
+            f"step() recorded fewer than {FIRST_EVERY + 1} steps; keep training"  # reason that a step was not measured
         )
         self._expected = micro_batches
         self._micro_batches = 0  # largest number in a step; an epoch's last step may have fewer
@@ -478,12 +478,12 @@ class _StepNorms:
         if count == 0:
             return "a step had no backward pass; call step() after backward()"
         if count == 1 and not halves.was_open:
-            return "a step had one micro-batch; train on, so that the advisor can split the micro-batch of another step"
+            return "a step had one micro-batch; keep training, so that the advisor can split another micro-batch"
         if count == 1:
             problem = halves.problem or "no output of the model has rows for each sample"
             return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
         if halves.splits and not is_split:
-            return f"a step had {count} backward passes instead of one pass; train on"
+            return f"a step had {count} backward passes instead of one pass; keep training"
         if weights:
             expected = len(weights) * ranks
         if expected not in {None, self.backward_passes}:
@@ -506,8 +506,8 @@ class _StepNorms:
             divisors=self._divisors,
         )
         if found_pass is None and weight**2 <= squared:
-            return "a step had fewer than two micro-batches with a positive weight; train on, or correct weights"
-        return found_pass or "a gradient was not finite; train on, or lower the learning rate"
+            return "a step had fewer than two micro-batches with a positive weight; keep training, or correct weights"
+        return found_pass or "a gradient was not finite; keep training, or lower the learning rate"
 
     def _total(self, norms: Iterable[torch.Tensor]) -> torch.Tensor:
         none = torch.zeros(2, dtype=torch.float64, device=self._device)

@@ -199,7 +199,7 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe other programs' use of at least `LEAST_OTHERS` CPUs, if all programs use `FULL_SHARE` of the CPUs."""
+    """Describe other programs' CPU use if they take `LEAST_OTHERS` CPUs and, with our threads, `FULL_SHARE` of all."""
     used = after.less(before)
     if used.wall <= 0:
         return None

@@ -112,7 +112,7 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)
     assert json.loads(best.stdout)["optimal"] == found.model_dump(mode="json")["optimal"]
     assert bssearch("study", "show", "task", "--db", db, cwd=tmp_path).returncode == 0
-    assert "not from a file" in refused(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db, code=2)
+    assert "was passed in Python" in refused(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db, code=2)
     confirmed = confirm_study(with_confirmation(kept, runs=2), Launch(workload=task, db=db))
     assert confirmed.optimal.time_to_target_s is not None and confirmed.optimal.time_to_target_s.runs == 2
     with pytest.raises(UsageError, match="differ from the settings"):
@@ -126,7 +126,7 @@ def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path / 'study.db'}"
     with pytest.raises(UsageError, match="names no workload"):
         run_study(load_spec(FIELDS), Launch(db=db))
-    with pytest.raises(BSSearchError, match="not from a file"):
+    with pytest.raises(BSSearchError, match="was passed in Python"):
         check(load_spec({**FIELDS, "workload": "__main__:Task"}))
     assert not (tmp_path / "study.db").exists()
 

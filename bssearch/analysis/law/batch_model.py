@@ -353,7 +353,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     """Fit the law by maximum likelihood; None if fewer than two batch sizes reached the target.
 
     Log samples are normal about the law, and missed runs are right-censored. With three tuned batch sizes, the fit
-    leaves out untuned sizes. From three sizes on, B_crit has the interval of the posterior (`infer`).
+    leaves out untuned sizes. If three sizes reached the target, the posterior (`infer`) gives B_crit's interval.
     """
     run = _that_ran(points)
     if sum(bool(point.samples) for point in run) < 2:

@@ -131,10 +131,10 @@ def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     (scale, low, high), seen = (noise.scale, noise.low, noise.high), ""
     if answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None:
         (scale, low, high), seen = (noise.adam_scale, noise.adam_low, noise.adam_high), " with Adam's preconditioner"
-    far = "" if noise.far_from_target is None else f", measured far from the target ({noise.far_from_target})"
+    far = "" if noise.far_from_target is None else f" (measured far from the target: {noise.far_from_target})"
     shown = f"≥ {low:.3g}" if scale is None else f"{scale:.3g}"
     regret, overlap = _ratio((scale, low, high), fit.b_crit)
-    reason = f"noise scale{seen} {shown} / critical batch {fit.b_crit.in_words}{far}"
+    reason = f"noise scale{seen} {shown}{far} / critical batch {fit.b_crit.in_words}"
     return _finding(Rule.NOISE_SCALE, None, Judgement(_apart(regret, overlap), reason, regret))
 
 

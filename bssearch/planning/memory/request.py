@@ -430,10 +430,13 @@ def _settings(given: Any) -> Any:
     pairs = [one.partition("=") for one in given]
     if any(not key or not sign for key, sign, _ in pairs):
         raise ValueError("must have the form KEY=VALUE, such as width=64")
-    try:
-        return {key: yaml.safe_load(value) for key, _, value in pairs}
-    except yaml.YAMLError as error:
-        raise ValueError(f"must have values in YAML: {str(error).splitlines()[0]}") from error
+    found = {}
+    for key, _, value in pairs:
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"must have YAML values, such as width=64; correct {key}={value}") from error
+    return found
 
 
 class MemoryPlanRequest(Request):
