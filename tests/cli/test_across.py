@@ -170,5 +170,5 @@ def test_nothing_is_written_and_a_server_and_a_file_are_asked_together(folder: P
     assert {name: (folder / name).read_bytes() for name in before} == before
     answer = library.best_across([A.replace("a.db", str(folder / "a.db")), url], device="a100", workload="digits")
     assert answer.agreement.model_dump() == {**found["agreement"]}
-    with pytest.raises(library.UsageError, match="no condition"):
+    with pytest.raises(library.UsageError, match="needs a condition"):
         library.best_across(url)

@@ -106,7 +106,7 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     monkeypatch.setattr(training_environment, "_source", lambda one: "one")
     spec = load_spec(FIELDS)
     found = run_study(spec, Launch(workload=task, db=db, listener=notes))
-    assert sum("is not in a file" in one for one in notes.notes) == 1
+    assert sum("no other process can load" in one for one in notes.notes) == 1
     kept = stored(tmp_path)
     assert (kept.workload, kept.executor.name) == ("__main__:Task", "inline")
     best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)

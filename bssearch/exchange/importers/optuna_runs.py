@@ -450,8 +450,8 @@ class _Reader:
         unit = "milliseconds" if self.seconds == STEP_MS else unit or "steps of an unknown unit"
         yield f"reports: {self.target.metric} by {unit}"
         yield f"value: {'train seconds' if self.seconds == VALUE else self.target.metric}"
-        taken = "train seconds, unless a trial may have trained past the target"
-        yield f"duration: {taken if self.seconds == DURATION else 'ignored'}"
+        use = "train seconds, unless a trial may have trained past the target"
+        yield f"duration: {use if self.seconds == DURATION else 'ignored'}"
 
     def _notes(
         self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[ImportedRun]
