@@ -186,7 +186,7 @@ def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: 
 
 def test_a_note_says_that_curves_and_times_count_other_seconds() -> None:
     found = picture()
-    said = "Seconds are measured, with delays"
+    said = "curves show measured seconds, with delays"
     assert said not in Elements(render(found)).text
     rows = [
         row.model_copy(
