@@ -218,8 +218,8 @@ def print_dry_run(found: DryRun) -> None:
         f"expected time: {duration(found.expected_s)}, guessed from budget.trial_train_seconds",
         f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
-        f"all {trainings} trainings last to the limit and evaluation takes {found.evaluation_share:.0%} of a trial; "
-        "bssearch check measures the share",
+        f"all {trainings} trials and runs use budget.trial_train_seconds",
+        f"evaluation is assumed to take {found.evaluation_share:.0%} of a trial; `bssearch check` measures its share",
     )
 
 
@@ -231,7 +231,7 @@ def print_quick(found: QuickAnswer) -> None:
     gain = (
         "this batch size is your default"
         if best.batch_size == found.default_batch_size
-        else f"your default of {found.default_batch_size} is expected to be as fast within {FLAT_RATIO - 1:.0%}"
+        else f"your default of {found.default_batch_size} is expected to take at most {FLAT_RATIO - 1:.0%} longer"
         if found.gain < FLAT_RATIO
         else f"expected {found.gain:.2g}× faster than your default of {found.default_batch_size}"
     )

@@ -71,8 +71,8 @@ def finalists(history: History) -> list[Configuration]:
 
     Each of the ``confirm.top`` best batch sizes has up to two finalists. The first finalist is the size's best
     configuration. The second finalist is a copy of the overall best or else the second best. Further finalists are the
-    configurations `beside` the best size, the default, and the best at the default's batch size. The last finalist has
-    the best result at the largest size without accumulation.
+    default, the best configuration at the default's batch size, and configurations at the best size's neighbours (see
+    `beside`). The last finalist has the best result at the largest size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:

@@ -1,6 +1,6 @@
 """Ranks of a trial: processes that train on shares of every batch and add their gradients.
 
-Only rank 0 decides: before each common call, rank 0 orders all other ranks to make the same call (`Link`).
+Before each common call, rank 0 orders all other ranks to make the same call (`Link`).
 """
 
 from __future__ import annotations

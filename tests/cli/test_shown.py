@@ -519,7 +519,7 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gain": 1.01}, "your default of 256 is expected to be as fast within 5%"),
+        ({"gain": 1.01}, "your default of 256 is expected to take at most 5% longer"),
         ({"default_batch_size": 128}, "this batch size is your default"),
         ({"learning_rate_gain": 3.0}, "took 3× the time of learning rate 0.05"),
     ],

@@ -402,7 +402,7 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     """Raise `UsageError` if a loss lacks a goal, if a share exceeds 1, or if metrics and target may differ in unit."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
-        f"lower values of {target.metric} may be better",
+        f"metric {target.metric} has no goal, and its name suggests that lower values are better",
         hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}",
     )
     known = [one for one in metrics if one is not None]

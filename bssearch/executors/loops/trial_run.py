@@ -302,9 +302,6 @@ def kept_random_numbers() -> Callable[[], None]:
     return partial(states.restore, states.state())
 
 
-NO_STATE = "the script did not call trial.state(...); a Trainer's script cannot call this method"
-
-
 class TrialRun(Assignment):
     """The work of a loop that trains a trial."""
 
@@ -378,7 +375,7 @@ class TrialRun(Assignment):
             self.contention.start()
         require(
             self._objects or not self._request.resumes,
-            f"trial {self._request.number} cannot resume: {NO_STATE}",
+            f"trial {self._request.number} cannot resume: the script did not call trial.state(...)",
             hint="call trial.state(model=model, optimizer=optimizer) before the loop, as before the pause",
             error=CheckpointError,
         )
@@ -563,7 +560,7 @@ class TrialRun(Assignment):
 
     def _save(self, path: str) -> str | None:
         if not self._objects:
-            return NO_STATE
+            return "the script did not call trial.state(...); a Trainer's script cannot call this method"
         self._course.progress.note_peak(self._memory.peak_bytes())
         for one in self._objects.values():
             refuse_unreadable(one.state_dict())

@@ -507,7 +507,7 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
         ("step,val_acc,batch_size\n1,0.5,8\n", {"epoch_samples": 9}, "no 'epoch', which --epoch-samples counts"),
         ("step,seconds,val_acc,batch_size\n1,-5,0.5,8\n", {}, "-5 seconds at step 1"),
         ("step,val_acc,val_f1,batch_size\n1,0.5,0.4,8\n", {}, "ambiguous: the logs have 'val_acc', 'val_f1'"),
-        ("step,val_loss,batch_size\n1,0.5,8\n", {}, "lower values of val_loss may be better"),
+        ("step,val_loss,batch_size\n1,0.5,8\n", {}, "metric val_loss has no goal"),
         ("step,val_acc,batch_size\n1,93,8\n", {}, "in percent"),
         ("step,val_acc,batch_size\n1,0.5,8\n", {"target": math.inf}, "--target = inf must be"),
         (
@@ -672,7 +672,7 @@ def test_zeus_s_traces_give_the_epochs_to_each_metric_on_each_gpu(tmp_path: Path
         joules = [one.outcome.device_use.energy_joules for one in study.trials]
         watts = {"a40": 56, "v100": 80}[study.environment.device_name]
         assert joules == pytest.approx([watts * not_none(one) for one in seconds])
-    refuse(f"{place}#words/rnn", "lower values of val_error may be better", target=40, epoch_samples=6400)
+    refuse(f"{place}#words/rnn", "metric val_error has no goal", target=40, epoch_samples=6400)
     (_, wer) = import_curves([f"{place}#words/rnn"], target=40, goal=Goal.MINIMIZE, epoch_samples=6400).studies
     assert [one.outcome.time_to_target_s for one in wer.trials] == [pytest.approx(5 * 10.5)] * 4
 
