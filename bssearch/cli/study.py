@@ -102,7 +102,7 @@ MEANINGS = {
     "running": "trains now",
     "paused": "saved; may resume",
     "reached": "reached the target",
-    "pruned": "stopped early in favor of other trials",
+    "pruned": "stopped early in favour of other trials",
     "capped": "stopped at a limit below budget.trial_train_seconds",
     "exhausted": "trained to the limit without reaching the target",
     "oom": "out of memory",

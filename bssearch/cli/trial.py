@@ -273,12 +273,13 @@ def sentences(found: Rerun) -> Iterator[str]:
 
 def _steps(found: Rerun) -> str:
     named = f"Trial {found.trial} of {found.study}, batch {found.batch_size}, seed {found.seed}"
+    subject, has = ("the rerun", "has") if len(found.runs) == 1 else ("the reruns", "have")
     if found.identical:
         count = max(len(one.evaluations) for one in found.runs)
-        return f"{named}: the rerun has the same metrics, bit for bit ({plural(count, 'evaluation')} compared)."
+        return f"{named}: {subject} {has} the same metrics, bit for bit ({plural(count, 'evaluation')} compared)."
     if found.identical is None:
         end = f"{found.then.state.value}, after {found.then.steps} steps"
-        return f"{named}: the rerun had the same end ({end}), but the runs have no evaluations to compare."
+        return f"{named}: {subject} had the same end ({end}), but the runs have no evaluations to compare."
     first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
     states = sorted({one.state.value for one in found.runs} - {found.then.state.value})

@@ -428,7 +428,7 @@ class Branching:
         if isinstance(measured, str):
             raise LaunchError(
                 f"the branch at batch size {base_size} {measured}",
-                hint="set space.max_micro_batch_size to the largest micro-batch of `bssearch probe memory`",
+                hint="run `bssearch probe memory` to measure the largest micro-batch, then run this probe again",
             )
         start = required(
             next((one.start_metric for one in measured if one.start_metric is not None), None),

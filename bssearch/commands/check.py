@@ -341,7 +341,7 @@ def _largest_step(largest: int, most: int | None) -> WalkStep:
     elif most >= largest:
         decision = f"batch {largest}, the largest batch size of the space, fits in one micro-batch"
     else:
-        decision = f"batches above {most} do not fit in one micro-batch; set space.max_micro_batch_size: {most}"
+        decision = f"batches above {most} do not fit safely in one micro-batch; set space.max_micro_batch_size: {most}"
     return WalkStep(
         question="What is the largest safe micro-batch?", figures={"safe_micro_batch": most}, decision=decision
     )

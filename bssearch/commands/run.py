@@ -158,7 +158,8 @@ def grow(study: OpenStudy) -> None:
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         budget = study.spec.budget
         remedy = (
-            f"raise budget.trial_train_seconds = {budget.trial_train_seconds:g}, or add larger batch sizes to the space"
+            "no batch size is tuned, or no schedule changes the batch size within a trial's limit; raise "
+            f"budget.trial_train_seconds = {budget.trial_train_seconds:g}, or run a new study with larger batch sizes"
             if budget.schedule_trials
             else "raise budget.schedule_trials = 0"
         )

@@ -491,7 +491,7 @@ class _Reader:
                 f"seconds are unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): these trials "
                 "retried failed trials, and may have resumed from checkpoints"
                 + (
-                    f"; if the attribute covers the whole training, add --figures-at {FiguresAt.END}"
+                    f"; if the attribute covers the whole training, add --figures-at {self._moment(self.seconds_name)}"
                     if self.seconds_name
                     else ""
                 )
@@ -557,6 +557,9 @@ class _Reader:
 
     def _is_at_target(self, name: str) -> bool:
         return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and "target" in name.lower())
+
+    def _moment(self, name: str) -> FiguresAt:
+        return FiguresAt.TARGET if self._is_at_target(name) else FiguresAt.END
 
     def _hit(self, trial: FrozenTrial) -> Crossing | None:
         return first_crossing(self._points(trial), self.target)

@@ -484,7 +484,7 @@ def test_a_later_import_adds_the_new_runs_and_what_others_logged_since(tmp_path:
     ], "the first three keep their numbers"
     assert read(tmp_path, "best", "history")["optimal"]["time_to_target_s"]["median"] == pytest.approx(0.4 * 16)
     write("r0 r1", 500)
-    assert "this import lacks" in refused(tmp_path, *words, code=2)
+    assert "this import lacks 3 of the 5 runs" in refused(tmp_path, *words, code=2)
     assert len(read(tmp_path, "trial", "list", "history")) == 5
 
 

@@ -667,14 +667,24 @@ def test_a_value_may_be_the_seconds_to_the_target(write: Write) -> None:
 )
 def test_the_seconds_of_a_retried_trial_are_unknown(write: Write, reports: dict[int, float]) -> None:
     file = write(
-        trial(state="FAIL", reports={1: 0.4, 2: 0.6}, lasted=9.0, train_s=2.0),
-        trial(0.92, reports=reports, lasted=1.0, train_s=1.0, constraints={"failed_trial": 0, "retry_history": [0]}),
-        trial(0.92, reports={1: 0.4, 2: 0.6, 3: 0.92}, lasted=3.0, train_s=3.0),
+        trial(state="FAIL", reports={1: 0.4, 2: 0.6}, lasted=9.0, train_s=2.0, to_target_s=2.0),
+        trial(
+            0.92,
+            reports=reports,
+            lasted=1.0,
+            train_s=1.0,
+            to_target_s=1.0,
+            constraints={"failed_trial": 0, "retry_history": [0]},
+        ),
+        trial(0.92, reports={1: 0.4, 2: 0.6, 3: 0.92}, lasted=3.0, train_s=3.0, to_target_s=3.0),
     )
     for seconds in ("duration", "user_attr:train_s"):
         made = import_optuna(file, target=0.9, seconds=seconds)
         assert [one.time_to_target_s for one in outcomes(made)] == [None, 3.0]
         assert "resumed from checkpoints" in " ".join(made.notes)
+    for name, moment in (("train_s", "end"), ("to_target_s", "target")):
+        notes = import_optuna(file, target=0.9, seconds=f"user_attr:{name}").notes
+        assert any(note.endswith(f"add --figures-at {moment}") for note in notes)
     said = import_optuna(file, target=0.9, seconds="user_attr:train_s", figures_at=FiguresAt.TARGET)
     assert [one.time_to_target_s for one in outcomes(said)] == [1.0, 3.0]
 
