@@ -186,6 +186,10 @@ PHRASES = {
 }
 
 
+def hint_of(error: BaseException) -> str | None:
+    return error.hint if isinstance(error, BSSearchError) else None
+
+
 def with_hint(error: BSSearchError) -> str:
     """Return the message, followed by the hint if any."""
     return "; ".join(filter(None, (error.message, error.hint)))

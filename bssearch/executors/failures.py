@@ -4,7 +4,7 @@ import gc
 import traceback
 from dataclasses import replace
 
-from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.errors import LaunchError, WorkloadError, hint_of
 from bssearch.executors.base import Measurement, Refused
 from bssearch.executors.process import describe_exception, describe_with_hint
 from bssearch.records import (
@@ -21,7 +21,7 @@ from bssearch.records import (
 def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
     """Return the answer to a failed load or description."""
     lacks_memory = _ran_out_of_memory(error)
-    message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
+    message, hint = describe_exception(error), hint_of(error)
     if lacks_memory:
         allowed = "" if memory_limit_bytes is None else f" under the limit of {memory_limit_bytes / 2**30:.3g} GiB"
         message = f"out of memory{allowed}: {message}"
@@ -48,7 +48,7 @@ def not_measured(error: BaseException, request: Measurement) -> Refused:
         error="launch" if isinstance(error, LaunchError) else "workload",
         message=f"measuring the {what} of batch size {request.configuration.batch_size} failed: "
         f"{describe_exception(error)}",
-        hint=error.hint if isinstance(error, BSSearchError) else None,
+        hint=hint_of(error),
         out_of_memory=_ran_out_of_memory(error),
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import WorkloadError, hint_of
 from bssearch.executors.base import AskStop, Load, Measured, Measurement
 from bssearch.executors.devices import device_of, memory_limit_of_slot
 from bssearch.executors.process import check_unchanged, describe_exception
@@ -79,7 +79,7 @@ class LoadedWorkload:
             if is_out_of_memory(error):
                 raise
             raise WorkloadError(
-                f"workload {name!r} does not load: {describe_exception(error)}", hint=getattr(error, "hint", None)
+                f"workload {name!r} does not load: {describe_exception(error)}", hint=hint_of(error)
             ) from error
         self._own_parameters = settings.own_parameters
         self._data, _ = place(data, self._computation, self.memory_limit_bytes)
@@ -102,7 +102,7 @@ class LoadedWorkload:
             raise WorkloadError(
                 f"building or evaluating the model of workload {self._load.settings.workload!r} failed: "
                 f"{describe_exception(error)}",
-                hint=getattr(error, "hint", None),
+                hint=hint_of(error),
             ) from error
         description = WorkloadDescription(
             train_samples=len(data.train),

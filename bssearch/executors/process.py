@@ -30,7 +30,7 @@ from typing import NoReturn, Self
 
 import psutil
 
-from bssearch.errors import BSSearchError, WorkloadError, remedy_of, require
+from bssearch.errors import BSSearchError, WorkloadError, hint_of, remedy_of, require
 from bssearch.executors.base import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialState, TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
@@ -81,8 +81,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def describe_with_hint(error: BaseException) -> str:
-    hint = error.hint if isinstance(error, BSSearchError) else None
-    return "; ".join(filter(None, (describe_exception(error), hint)))
+    return "; ".join(filter(None, (describe_exception(error), hint_of(error))))
 
 
 def describe_exit(return_code: int, who: str = "the worker") -> str:

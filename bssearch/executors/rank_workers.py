@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import psutil
 
-from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError, hint_of
 from bssearch.executors.base import Load
 from bssearch.executors.process import (
     describe_exception,
@@ -276,7 +276,7 @@ def _failure(error: BaseException, rank: int) -> RankFailure:
     from bssearch.training.memory import is_out_of_memory
 
     message = f"rank {rank}: {describe_exception(error)}"
-    hint = error.hint if isinstance(error, BSSearchError) else None
+    hint = hint_of(error)
     if is_out_of_memory(error):
         return RankFailure(MemoryError(message))
     if isinstance(error, LaunchError):

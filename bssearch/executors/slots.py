@@ -436,7 +436,7 @@ class SlotExecutor(ABC):
 
     def _refuse_while_a_trial_runs(self) -> None:
         if self._running:
-            raise ValueError(f"cannot measure while trials {self._running} run; wait for their end")
+            raise ValueError(f"cannot measure while trials run ({self._running}); wait for the end of all trials")
 
     def submit(self, request: TrialRequest) -> None:
         self._pump(0.0)

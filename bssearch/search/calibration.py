@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.analysis.objectives import kind_of
-from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError, with_hint
 from bssearch.executors.base import Executor, TimesSideBySide
 from bssearch.records import (
     FLAT_RATIO,
@@ -182,9 +182,9 @@ class _Timer:
                 if default in waiting:
                     waiting.append(size)
                     continue
-                probe = _refused(spec, size, memory, str(error))
+                probe = _refused(spec, size, memory, with_hint(error))
                 self.tell(
-                    f"left out batch size {size}, because its training fails: {error} "
+                    f"left out batch size {size}, because its training fails: {with_hint(error)} "
                     f"(to try again, run `bssearch probe step-time {spec.name}`)"
                 )
             if probe is None:

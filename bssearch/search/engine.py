@@ -15,6 +15,7 @@ from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.analysis.optimum import says_something
 from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError, TargetNotReachedError
 from bssearch.records import (
+    FIRST_LOSS,
     Configuration,
     Observation,
     Phase,
@@ -644,5 +645,6 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         f"{trial.number}{came} after {seconds:.3g} train seconds"
     )
     if trial.state is TrialState.DIVERGED:
-        return f"{missed}: {outcome.reason}; change default.learning_rate or the model"
+        cure = NAN_DATA if FIRST_LOSS in outcome.reason else "change default.learning_rate or the model"
+        return f"{missed}: {outcome.reason}; {cure}"
     return f"{missed}; the limit of {limit:g} s ends a trial at the next step or report{advice}"

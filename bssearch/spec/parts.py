@@ -184,7 +184,7 @@ def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *g
         option = ".".join(map(str, problem["loc"])) or problem["ctx"]["key"]
         shown = "" if problem["type"] in {UNKNOWN_KEY, "missing"} else f" = {problem['input']!r}"
         message = problem_in_words(problem)
-        raise UsageError(f"{place}.{option}{shown}: {message[0].lower()}{message[1:]}") from None
+        raise UsageError(f"{place}.{option}{shown}: {message[:1].lower()}{message[1:]}") from None
     return kind(*given, **{name: getattr(found, name) for name in options})
 
 

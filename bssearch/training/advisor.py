@@ -58,11 +58,11 @@ class BatchAdvice:
     """The present findings of a `BatchAdvisor`.
 
     Attributes:
-       batch_size: Samples per optimizer step, of all ranks together.
-       noise_scale: Noise scale in samples with its 95 % interval, over the newest measured steps; with Adam, of Adam's
-           updates.
-       step_seconds: Median seconds of a step, if known.
-       reason: The latest reason for an unmeasured step, and the remedy.
+        batch_size: Samples per optimizer step, of all ranks together.
+        noise_scale: Noise scale in samples with its 95 % interval, over the newest measured steps; with Adam, of Adam's
+            updates.
+        step_seconds: Median seconds of a step, if known.
+        reason: The latest reason for an unmeasured step, and the remedy.
     """
 
     batch_size: int

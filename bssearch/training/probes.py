@@ -377,7 +377,8 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
             require(
                 passes.small_batch(PASS_BATCHES),
                 f"{len(data.train)} training {unit} are too few for {PASS_BATCHES} batches of a noise measurement",
-                hint=f"give more training samples, at least {PASS_BATCHES}",
+                hint=f"give at least {PASS_BATCHES} samples"
+                + (", each as long as the longest sample" if unit == "tokens" else ""),
                 error=WorkloadError,
             )
             metric, reason = _train(request, trainer, data, computation)

@@ -16,14 +16,16 @@ import math
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bssearch import Launch, best, open_store, run_study
+from bssearch import Launch, open_store, run_study
 from bssearch.commands.opening import described
+from bssearch.errors import TargetNotReachedError
 from bssearch.executors.base import Executor
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialRecord, TrialState, train_seconds_of
 from bssearch.spec import StudySpec, find_spec, load_spec
@@ -111,7 +113,9 @@ def main(
         for seed in range(searches):
             for sampler, pruner in PAIRS:
                 one = variant(spec, sampler, pruner, seed, wall_seconds)
-                run_study(one, Launch(db=db, data_dir=data_dir))
+                answer = None
+                with suppress(TargetNotReachedError):
+                    answer = run_study(one, Launch(db=db, data_dir=data_dir))
                 with open_store(db, write=False) as store:
                     trials = store.trials.of(one.name)
                     environment = store.studies.get(one.name).environment
@@ -120,8 +124,7 @@ def main(
                 found, spent = incumbents(trials)
                 confirmed = [trial for trial in trials if trial.phase is Phase.CONFIRM]
                 made[sampler, pruner, seed] = found, spent, len(trials) - len(confirmed)
-                if confirmed:
-                    answer = best(one.name, db=db)
+                if confirmed and answer is not None:
                     first = answer.optimal.trial_numbers[0]
                     chosen = next(trial.configuration for trial in trials if trial.number == first)
                     kind = "provisional" if answer.provisional else "final"

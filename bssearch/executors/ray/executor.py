@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from bssearch.errors import LaunchError, UsageError, require
+from bssearch.errors import LaunchError, UsageError, require, with_hint
 from bssearch.executors.base import (
     Command,
     ExecutorSettings,
@@ -454,7 +454,8 @@ class RayExecutor(SlotExecutor):
                 raise
             self._slots = [slot for slot in self._slots if slot.index != error.slot]
             self.slots = len(self._slots)
-            self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
+            outcome = TrialOutcome(state=TrialState.LOST, reason=with_hint(error))
+            self._events.append(TrialEnded(request.number, outcome))
 
     def close(self) -> None:
         super().close()

@@ -1,9 +1,8 @@
 """Models for a traced memory plan, with random weights and no network access.
 
-``package.module:attribute`` or ``path/file.py:attribute`` is, or returns, a module, or a module and ``loss(module,
-size)``.
-``transformers:Class`` uses the default configuration, and ``transformers:PATH`` reads ``config.json``. ``timm:name`` is
-a model of timm.
+``package.module:attribute`` or ``path/file.py:attribute`` is, or returns, a module, or a module and
+``loss(module, size)``. ``transformers:Class`` uses the default configuration, and ``transformers:PATH`` reads
+``config.json``. ``timm:name`` is a model of timm.
 """
 
 import importlib

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from bssearch.errors import BSSearchError, CheckpointError, UsageError, require
+from bssearch.errors import BSSearchError, CheckpointError, UsageError, require, with_hint
 from bssearch.files import make_guarded_folder, new_guarded_file
 from bssearch.records import COULD_NOT_PAUSE, Phase, StudyRecord, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.search.history import INTERRUPTED
@@ -446,7 +446,7 @@ class Checkpoints:
         if isinstance(error, OSError):
             self.refusal = f"{self.folder} is unusable: {error.strerror or error}"
         else:
-            self.refusal = f"{error}; {error.hint}"
+            self.refusal = with_hint(error)
 
     @contextmanager
     def _noting_silence(self) -> Iterator[None]:
@@ -458,7 +458,7 @@ class Checkpoints:
 
     def _note_away(self, error: CheckpointError) -> None:
         pause = SILENT_SECONDS if isinstance(error, SilentStoreError) else LOOK_SECONDS
-        self._known, self.away, self._next_look = Held(), f"{error}; {error.hint}", time.monotonic() + pause
+        self._known, self.away, self._next_look = Held(), with_hint(error), time.monotonic() + pause
 
 
 class WaitingTrials(Checkpoints):
@@ -493,7 +493,8 @@ class WaitingTrials(Checkpoints):
             try:
                 self.send(number)
             except CheckpointError as error:
-                return replace(outcome, state=TrialState.PRUNED, reason=f"{outcome.reason}; {COULD_NOT_PAUSE}: {error}")
+                reason = f"{outcome.reason}; {COULD_NOT_PAUSE}: {with_hint(error)}"
+                return replace(outcome, state=TrialState.PRUNED, reason=reason)
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
@@ -502,7 +503,7 @@ class WaitingTrials(Checkpoints):
             self.bring(resumed.number, is_wanted)
         except CheckpointError as error:
             if is_wanted() or resumed.outcome is None:
-                return TrialOutcome(state=TrialState.FAILED, reason=str(error))
+                return TrialOutcome(state=TrialState.FAILED, reason=with_hint(error))
             return replace(resumed.outcome, reason=INTERRUPTED)
         return None
 
