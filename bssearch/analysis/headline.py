@@ -11,7 +11,7 @@ from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Notice
 from bssearch.records import FLAT_RATIO, TRAINING, MemoryBasis
-from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, plural
+from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, plural, plural_of
 
 
 def headline(answer: Answer) -> str:
@@ -90,8 +90,8 @@ def about_devices(answer: Answer) -> str:
     fastest = min(one.seconds for one in answer.by_devices)
     best = next(one for one in answer.by_devices if one.seconds <= FLAT_RATIO * fastest)
     noun = "GPU" if answer.device.type == "cuda" else "process"
-    many = f"{noun}{'es' if noun == 'process' else 's'}"
-    alone = f"On {base.world_size} {noun if base.world_size == 1 else many} batch {base.batch_size} takes"
+    many = plural_of(noun)
+    alone = f"On {plural(base.world_size, noun)} batch {base.batch_size} takes"
     text = f"{alone} {number(base.seconds)} s"
     if best is base:
         others = (f"{one.world_size} {many} take {number(one.seconds)} s at batch {one.batch_size}" for one in further)

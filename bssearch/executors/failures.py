@@ -4,9 +4,9 @@ import gc
 import traceback
 from dataclasses import replace
 
-from bssearch.errors import LaunchError, WorkloadError, hint_of
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError, hint_of, with_hint
 from bssearch.executors.base import Measurement, Refused
-from bssearch.executors.process import describe_exception, describe_with_hint
+from bssearch.executors.process import describe_exception
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
@@ -60,7 +60,7 @@ def failed(error: BaseException) -> TrialOutcome:
     traceback.print_exception(error)
     return TrialOutcome(
         state=TrialState.OOM if is_out_of_memory(error) else TrialState.FAILED,
-        reason=describe_with_hint(error),
+        reason=with_hint(error) if isinstance(error, BSSearchError) else describe_exception(error),
         traceback="".join(traceback.format_exception(error)),
     )
 

@@ -30,7 +30,7 @@ from typing import NoReturn, Self
 
 import psutil
 
-from bssearch.errors import BSSearchError, WorkloadError, hint_of, remedy_of, require
+from bssearch.errors import BSSearchError, WorkloadError, remedy_of, require
 from bssearch.executors.base import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialState, TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
@@ -78,10 +78,6 @@ def describe_exception(error: BaseException) -> str:
         if frame.filename.startswith(_SHIPPED_WORKLOADS) or not frame.filename.startswith(("<", _PACKAGE, *LIBRARIES))
     ] or frames
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
-
-
-def describe_with_hint(error: BaseException) -> str:
-    return "; ".join(filter(None, (describe_exception(error), hint_of(error))))
 
 
 def describe_exit(return_code: int, who: str = "the worker") -> str:

@@ -16,7 +16,11 @@ def sentence(words: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {noun if count == 1 else plural_of(noun)}"
+
+
+def plural_of(noun: str) -> str:
+    return f"{noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
 def in_words(value: object) -> str:

@@ -637,8 +637,6 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f" with best {target.metric} {best:.4g}"
-    suggest = "; find a reachable target with `bssearch check SPEC --suggest-target`"
-    advice = "" if history.incumbent is not None else suggest
     seconds, limit = outcome.undelayed_train_seconds or outcome.train_seconds, spec.budget.trial_train_seconds
     missed = (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.in_words} in trial "
@@ -647,4 +645,5 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     if trial.state is TrialState.DIVERGED:
         cure = NAN_DATA if FIRST_LOSS in outcome.reason else "change default.learning_rate or the model"
         return f"{missed}: {outcome.reason}; {cure}"
+    advice = "" if history.incumbent else "; find a reachable target with `bssearch check SPEC --suggest-target`"
     return f"{missed}; the limit of {limit:g} s ends a trial at the next step or report{advice}"

@@ -32,7 +32,7 @@ from bssearch.records.noise_scale import (
     gradient_noise,
     moments,
 )
-from bssearch.records.text import noise_scale
+from bssearch.records.text import noise_scale, plural
 from bssearch.training.course import first_line
 from bssearch.training.gradient_norms import Divisors, adam_divisors, measured_every, pass_of, squares
 
@@ -488,8 +488,8 @@ class _StepNorms:
             expected = len(weights) * ranks
         if expected not in {None, self.backward_passes}:
             wrong = "weights" if weights else "micro_batches"
-            noun = "backward pass" if self.backward_passes == 1 else "backward passes"
-            return f"a step had {self.backward_passes} {noun} instead of {expected}; correct {wrong}"
+            had = plural(self.backward_passes, "backward pass")
+            return f"a step had {had} instead of {expected}; correct {wrong}"
         if not weights and not is_split and batch_size % count:
             return (
                 f"a step had {count} micro-batches, which do not divide batch {batch_size}; pass batch_size to step()"

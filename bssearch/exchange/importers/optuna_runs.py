@@ -420,8 +420,9 @@ class _Reader:
                 odd.append(error)
         if not runs:
             raise odd[0]
-        notes = [f"skipped {len(odd)} of {len(ended)} trials (first: {with_hint(one)})" for one in odd[:1]]
-        return read, runs, [*assumed, *notes]
+        if odd:
+            assumed.append(f"skipped {len(odd)} of {len(ended)} trials (first: {with_hint(odd[0])})")
+        return read, runs, assumed
 
     def _check_powers(self, sizes: set[int]) -> None:
         theirs = next((name for name, (ours, _) in self.names.items() if ours == "batch_size"), "batch_size")
@@ -487,14 +488,13 @@ class _Reader:
                 "other trials"
             )
         if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
+            remedy = ""
+            if self.seconds_name:
+                moment = FiguresAt.TARGET if self._is_at_target(self.seconds_name) else FiguresAt.END
+                remedy = f"; if the attribute covers the whole training, add --figures-at {moment}"
             yield (
                 f"seconds are unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): these trials "
-                "retried failed trials, and may have resumed from checkpoints"
-                + (
-                    f"; if the attribute covers the whole training, add --figures-at {self._moment(self.seconds_name)}"
-                    if self.seconds_name
-                    else ""
-                )
+                f"retried failed trials, and may have resumed from checkpoints{remedy}"
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
@@ -557,9 +557,6 @@ class _Reader:
 
     def _is_at_target(self, name: str) -> bool:
         return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and "target" in name.lower())
-
-    def _moment(self, name: str) -> FiguresAt:
-        return FiguresAt.TARGET if self._is_at_target(name) else FiguresAt.END
 
     def _hit(self, trial: FrozenTrial) -> Crossing | None:
         return first_crossing(self._points(trial), self.target)

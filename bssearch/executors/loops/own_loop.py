@@ -26,6 +26,7 @@ from bssearch.executors.loops.passes import Given, GrowingSampler, Passes, Seede
 from bssearch.executors.loops.pitfalls import Averages, about_batch_norm, about_ranks, trained_modules
 from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
+from bssearch.records.text import plural
 from bssearch.training.batches import TokenBatches
 from bssearch.training.optimizers import take_over_states
 
@@ -658,7 +659,7 @@ class Trial:
         who = f"the optimizer{'s' if len(names) > 1 else ''} {' and '.join(map(repr, names))}"
         calls = ", ".join(f"{name}.step()" for name in names)
         return UsageError(
-            f"{who} took no step in {self._skipped} batch{'es' if self._skipped > 1 else ''}, after step {self.steps}",
+            f"{who} took no step in {plural(self._skipped, 'batch')}, after step {self.steps}",
             hint=f"call {calls} in the loop; if a CUDA graph replays the step, leave the optimizer out of trial.state",
         )
 

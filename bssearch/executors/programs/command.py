@@ -9,9 +9,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from bssearch.errors import UsageError, WorkloadError, require, required
+from bssearch.errors import UsageError, WorkloadError, require, required, with_hint
 from bssearch.executors.base import Answer, AskStop, Load, Program, Work
-from bssearch.executors.process import check_unchanged, describe_with_hint, judge_command
+from bssearch.executors.process import check_unchanged, judge_command
 from bssearch.executors.programs.command_process import (
     LAST_LINES,
     TICK_SECONDS,
@@ -458,7 +458,7 @@ class LoadedCommand(LoadedProgram):
                 if trial.ending is None:
                     trial.left(code)
             except UsageError as error:
-                return trial.failed(TrialState.FAILED, describe_with_hint(error))
+                return trial.failed(TrialState.FAILED, with_hint(error))
         if trial.ending is None:
             state, reason = judge_command(code, process.kernel_kills, process.last_lines)
             return replace(

@@ -1,8 +1,8 @@
 """Searches of a recorded table on a virtual clock: the cost of a sampler with a pruner until it finds the best.
 
 A sampler chooses among the table's cells, its combinations of parameters; each trial is one of the cell's seeds, drawn
-at random. The best within 25 % is found when the incumbent's true train seconds to the target, the mean over the cell's
-seeds, are at most 1.25 times those of the table's best cell.
+at random. The best within 25 % is found when the incumbent's true train seconds to the target (see `Plan`) are at most
+1.25 times those of the best cell.
 """
 
 from __future__ import annotations
