@@ -23,7 +23,7 @@ from typing import Annotated
 
 import typer
 
-from bssearch import Launch, open_store, run_study
+from bssearch import Answer, Launch, open_store, run_study
 from bssearch.commands.opening import described
 from bssearch.errors import TargetNotReachedError
 from bssearch.executors.base import Executor
@@ -50,6 +50,17 @@ class Incumbent:
         return self.trial.configuration.in_micro_batches(1)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A search: its incumbents in order, its train seconds and trials; with `auto` also the confirmed answer."""
+
+    found: list[Incumbent]
+    spent: float
+    count: int
+    answer: Configuration | None
+    confirmed: str
+
+
 def variant(spec: StudySpec, sampler: str, pruner: str, seed: int, wall_seconds: float) -> StudySpec:
     """Return the spec with another sampler and pruner, its search ended by the clock only; `auto` confirms."""
     changes = {
@@ -71,10 +82,10 @@ def variant(spec: StudySpec, sampler: str, pruner: str, seed: int, wall_seconds:
 def incumbents(trials: Sequence[TrialRecord]) -> tuple[list[Incumbent], float]:
     """Return the incumbents of a search in their order, and its train seconds in all."""
     searched = [trial for trial in trials if trial.phase is Phase.SEARCH and trial.ended_at and trial.outcome]
-    ended = sorted(searched, key=lambda one: str(one.ended_at))
+    in_order = sorted(searched, key=lambda one: str(one.ended_at))
     found: list[Incumbent] = []
     best, spent = math.inf, 0.0
-    for trial in ended:
+    for trial in in_order:
         assert trial.outcome is not None
         spent += trial.outcome.train_seconds
         seconds = trial.outcome.time_to_target_s if trial.state is TrialState.REACHED else None
@@ -82,6 +93,19 @@ def incumbents(trials: Sequence[TrialRecord]) -> tuple[list[Incumbent], float]:
             best = seconds
             found.append(Incumbent(trial, spent))
     return found, spent
+
+
+def ended(trials: Sequence[TrialRecord], answer: Answer | None) -> Ended:
+    """Return a search with its answer; ``confirmed`` says at which cost."""
+    found, spent = incumbents(trials)
+    confirmed = [trial for trial in trials if trial.phase is Phase.CONFIRM]
+    count = len(trials) - len(confirmed)
+    if answer is None or not confirmed:
+        return Ended(found, spent, count, None, "")
+    chosen = next(trial.configuration for trial in trials if trial.number == answer.optimal.trial_numbers[0])
+    kind = "provisional" if answer.provisional else "final"
+    cost = f"{kind} after {train_seconds_of(confirmed):.0f} more train seconds"
+    return Ended(found, spent, count, chosen.in_micro_batches(1), cost)
 
 
 def true_seconds(
@@ -105,8 +129,7 @@ def main(
     spec = load_spec(find_spec(study))
     if target is not None:
         spec = spec.model_copy(update={"target": spec.target.model_copy(update={"value": target})})
-    made: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
-    answers: dict[tuple[str, str, int], tuple[Configuration, str]] = {}
+    made: dict[str, Ended] = {}
     probes: dict[int, ProbeRecord] = {}
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{folder}/study.db"
@@ -121,44 +144,33 @@ def main(
                     environment = store.studies.get(one.name).environment
                     assert environment is not None
                     probes |= store.probes.by_batch_size(one.name, environment)
-                found, spent = incumbents(trials)
-                confirmed = [trial for trial in trials if trial.phase is Phase.CONFIRM]
-                made[sampler, pruner, seed] = found, spent, len(trials) - len(confirmed)
-                if confirmed and answer is not None:
-                    first = answer.optimal.trial_numbers[0]
-                    chosen = next(trial.configuration for trial in trials if trial.number == first)
-                    kind = "provisional" if answer.provisional else "final"
-                    cost = f"{kind} after {train_seconds_of(confirmed):.0f} more train seconds"
-                    answers[sampler, pruner, seed] = chosen.in_micro_batches(1), cost
+                made[f"{sampler}+{pruner}, seed {seed}"] = ended(trials, answer)
     with described(spec, Launch(data_dir=data_dir)) as (executor, _):
         true: dict[str, float] = {}
-        judged = [incumbent.configuration for found, _, _ in made.values() for incumbent in found]
-        judged += [chosen for chosen, _ in answers.values()]
-        by_size: dict[int, float] = {}
+        judged = [incumbent.configuration for one in made.values() for incumbent in one.found]
+        judged += [one.answer for one in made.values() if one.answer is not None]
         for configuration in judged:
-            size = configuration.batch_size
             if configuration.key not in true:
-                true[configuration.key] = true_seconds(spec, executor, configuration, probes[size], seeds)
-            by_size[size] = min(true[configuration.key], by_size.get(size, math.inf))
+                probe = probes[configuration.batch_size]
+                true[configuration.key] = true_seconds(spec, executor, configuration, probe, seeds)
     least = min(true.values())
     print(f"{spec.name}, {wall_seconds:g} s each; the best configuration takes {least:.3g} s to the target\n")
     print(f"{'search':<22} {'trials':>6} {'train s':>8} {'to 25 %':>9} {'to 10 %':>9}   at the end")
-    for (sampler, pruner, seed), (found, spent, count) in made.items():
+    for name, search in made.items():
         costs = []
         for factor in WITHIN:
-            near = [one.spent for one in found if true[one.configuration.key] <= factor * least]
+            near = [one.spent for one in search.found if true[one.configuration.key] <= factor * least]
             costs.append(f"{near[0]:7.1f} s" if near else "never")
-        last = found[-1].configuration if found else None
+        last = search.found[-1].configuration if search.found else None
         ending = (
             "nothing reached" if last is None else f"batch {last.batch_size}, {true[last.key] / least:.2f} × the best"
         )
-        name = f"{sampler}+{pruner}, seed {seed}"
-        print(f"{name:<22} {count:>6} {spent:>8.1f} {costs[0]:>9} {costs[1]:>9}   {ending}")
-        if (sampler, pruner, seed) in answers:
-            chosen, cost = answers[sampler, pruner, seed]
-            size = chosen.batch_size
-            is_right = "right" if by_size[size] <= WITHIN[1] * least else "wrong"
-            print(f"    answer: batch {size} ({is_right}), {true[chosen.key] / least:.2f} × the best, {cost}")
+        print(f"{name:<22} {search.count:>6} {search.spent:>8.1f} {costs[0]:>9} {costs[1]:>9}   {ending}")
+        if search.answer is not None:
+            size, seconds = search.answer.batch_size, true[search.answer.key]
+            of_size = min(true[one.key] for one in judged if one.batch_size == size)
+            verdict = "right" if of_size <= WITHIN[1] * least else "wrong"
+            print(f"    answer: batch {size} ({verdict}), {seconds / least:.2f} × the best, {search.confirmed}")
 
 
 if __name__ == "__main__":
