@@ -52,7 +52,8 @@ def print_found(found: Answer, form: Format, *, details: bool = False, db: str |
     show_model(form, found, partial(print_answer, details=details), found.batches)
 
 
-SCREEN_COLUMNS, SCREEN_LINES = 80, 24
+SCREEN_COLUMNS = 80
+SCREEN_LINES = 23  # a terminal of 24 lines also shows the prompt
 BAR_CELLS = 24
 NOTES = 3
 NO_BREAK = "\u00a0"
@@ -73,7 +74,7 @@ def _without_notes(found: Answer) -> list[str]:
 
 
 def screen(found: Answer) -> list[str]:
-    """Format an answer for 80 × 24 characters; grave notes or many batch sizes may need more lines."""
+    """Format an answer for a terminal of 80 × 24 characters; grave notes or many batch sizes may need more lines."""
     lines, shown = _without_notes(found), 0
     is_grave = sum(warning.code in GRAVE for warning in found.warnings)
     notes = [f"note: {one.message}" for one in sorted(found.warnings, key=lambda one: one.code not in GRAVE)]

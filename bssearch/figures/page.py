@@ -381,7 +381,7 @@ def _objective(picture: StudyPicture) -> Section:
         },
         notes=[
             *_without_figure(answer),
-            *([f"The gain over your default: {shares}."] if (shares := speedup_shares(answer)) else []),
+            *([f"The gain over your default is {shares}."] if (shares := speedup_shares(answer)) else []),
         ],
     )
 
