@@ -179,6 +179,8 @@ PHRASES = {
     "Input should ": "must ",
     "String should ": "must ",
     "a valid dictionary": "a mapping of fields",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
     "greater than or equal to": ">=",
     "less than or equal to": "<=",
     "greater than": ">",

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from bssearch.cli import db, end_interrupted, queue, registered, report, run, study, trial
 from bssearch.cli.output import console, print_json, write
-from bssearch.errors import NotFoundError, require
+from bssearch.errors import NotFoundError, problem_in_words, require
 from bssearch.records.text import without_passwords
 
 GUIDE = Path(__file__).resolve().parents[1] / "guide"
@@ -113,7 +113,12 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:  # Typer would exit silently
             end_interrupted()
         except _ClickError as error:
-            error.message = without_passwords(error.message.replace("Value error, ", ""))
+            message = error.message.replace("Value error, ", "")
+            if hasattr(error.__cause__, "errors"):  # pydantic's messages have no value
+                problem = error.__cause__.errors()[0]
+                words = problem_in_words(problem)
+                message = f"{problem['input']} {words}" if words.startswith("must ") else message
+            error.message = without_passwords(message)
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

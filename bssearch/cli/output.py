@@ -99,8 +99,10 @@ def write(text: str) -> None:
 def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
     """Print rows: a table of ``columns``, or all keys for programs."""
     match form:
-        case Format.TABLE:
+        case Format.TABLE if rows:
             print_table(rows, columns)
+        case Format.TABLE:
+            write("no matching rows\n")
         case Format.JSON:
             print_json(list(rows))
         case Format.JSONL:
