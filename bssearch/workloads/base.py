@@ -117,9 +117,9 @@ class Workload(Protocol):
     * ``tokens_per_sample: int``: predicted tokens per training sample.
     * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
       then returns a `WeightedLoss`, which divides a batch's summed losses by the batch's tokens.
-    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, within train seconds. Draw from
-      PyTorch's global generators, which the trial seeds, for all samples at once on the inputs' device. Parameters
-      under ``space.augmentation`` are keywords.
+    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, within train seconds. Draw for
+      all samples at once, on the inputs' device. The trial seeds PyTorch's global generators. Parameters under
+      ``space.augmentation`` are keywords.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
       ``activation_checkpointing``.
 
@@ -220,7 +220,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     )
     require(
         not lies_in_no_file(name),
-        f"workload {name!r} is in a notebook or in the script that ran, which a worker cannot import",
+        f"workload {name!r} is in a notebook or in the running script, which workers cannot import",
         hint="pass the class to Python, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or move the "
         "class into a file",
         error=WorkloadError,
