@@ -1,4 +1,4 @@
-"""``python -m bssearch`` is the command ``bssearch``."""
+"""Run the command ``bssearch`` with ``python -m bssearch``."""
 
 from bssearch.cli import main
 

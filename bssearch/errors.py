@@ -1,4 +1,4 @@
-"""All errors of bssearch, with their exit codes.
+"""All errors of bssearch, with exit codes.
 
 * BSSearchError                      1
   x UsageError                       2
@@ -42,7 +42,7 @@ class BSSearchError(Exception):
 
 
 class UsageError(BSSearchError):
-    """The user's request is wrong.
+    """An argument, option, file or setting is wrong.
 
     Example: ``except bssearch.UsageError as error: print(error.hint)``
     """
@@ -51,23 +51,23 @@ class UsageError(BSSearchError):
 
 
 class SpecError(UsageError):
-    """The study spec is invalid; the message names the file, line and field if known.
+    """The study spec is invalid. The message names the file, line and field if known.
 
     Example: ``except bssearch.SpecError as error: print(error)  # study.yaml:14``
     """
 
 
 class UnknownFieldError(SpecError):
-    """The spec, or a setting on the command line, has an unknown field.
+    """The spec or a ``--set`` option has an unknown field.
 
     Example: ``except bssearch.UnknownFieldError as error: print(error.hint)``
     """
 
 
 class QuestionChangedError(SpecError):
-    """The spec asks another question than the stored study of the same name.
+    """The spec changes fields that the stored study of the same name has fixed.
 
-    ``changes`` maps each dotted field to its (stored, given) values.
+    ``changes`` maps each dotted field name to the pair (stored value, given value).
 
     Example: ``except bssearch.QuestionChangedError as error: print(error.changes)``
     """
@@ -78,21 +78,21 @@ class QuestionChangedError(SpecError):
 
 
 class WorkloadError(UsageError):
-    """The workload does not import, lacks a member, or returns a wrong value.
+    """The workload cannot be imported, lacks a required member, or returns a wrong value.
 
     Example: ``except bssearch.WorkloadError as error: print(error)``
     """
 
 
 class OtherDeviceError(UsageError):
-    """The study was measured on another kind of device.
+    """The study's trials ran on another kind of device.
 
     Example: ``except bssearch.OtherDeviceError as error: print(error.hint)``
     """
 
 
 class NotFoundError(BSSearchError):
-    """A study, trial, submission or file does not exist.
+    """A study, trial, queued study or file does not exist.
 
     Example: ``except bssearch.NotFoundError: answer = bssearch.run_study(spec)``
     """
@@ -126,7 +126,7 @@ class TargetNotReachedError(BSSearchError):
 
 
 class LaunchError(BSSearchError):
-    """A device, memory, a package or a process is missing or has failed.
+    """A device or package is missing, memory is too small, or a process failed.
 
     Example: ``except bssearch.LaunchError as error: print(error.hint)``
     """
@@ -142,16 +142,16 @@ class CheckpointError(LaunchError):
 
 
 class TrialStopped(BSSearchError):  # noqa: N818 - like Optuna's TrialPruned, it is not a failure
-    """The loop continued after the trial's end; a script may ignore this error.
+    """A training loop continued after the trial's end. A script may ignore this error.
 
     Example: ``except bssearch.TrialStopped: pass``
     """
 
 
 class InterruptedRunError(BSSearchError):
-    """A signal, such as Ctrl-C, stopped the run.
+    """Ctrl-C or a signal stopped the run.
 
-    Example: ``except bssearch.InterruptedRunError: answer = bssearch.run_study(spec)  # continues``
+    Example: ``except bssearch.InterruptedRunError: answer = bssearch.run_study(spec)  # resumes``
     """
 
     exit_code = 130
@@ -193,24 +193,21 @@ def hint_of(error: BaseException) -> str | None:
 
 
 def with_hint(error: BSSearchError) -> str:
-    """Return the message, followed by the hint if any."""
     return "; ".join(filter(None, (error.message, error.hint)))
 
 
 def remedy_of(error: BaseException) -> str:
-    """Return a remedy for a missing module or relative path, else an empty text."""
+    """Return a remedy if a module or a relative path is missing, else an empty text."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if path is not None and not Path(str(path)).is_absolute():
-        return f"; give an absolute path, or a path relative to the folder of the command, {Path.cwd()}"
+        return f"; give an absolute path, or a path relative to the current folder {Path.cwd()}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
-    return (
-        f"; install the package that provides {error.name.partition('.')[0]!r}, or put this module beside the workload"
-    )
+    return f"; install the package of module {error.name.partition('.')[0]!r}, or put the module beside the workload"
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
-    """Return the message of an entry of pydantic's ``errors()``, in plain words."""
+    """Return a pydantic error's message in plain words."""
     message: str = problem["msg"].partition(" or instance of ")[0]
     if message.startswith(("Input should", "String should")):
         for theirs, ours in PHRASES.items():

@@ -1,4 +1,4 @@
-"""Atomic and private writing of files, and CSV without formulas."""
+"""Write files atomically or privately, and CSV files without formulas."""
 
 import csv
 import errno
@@ -27,10 +27,10 @@ def check_file(path: Path) -> None:
         require(
             path.parent.is_dir(),
             f"{path} cannot be written: there is no folder {path.parent}",
-            hint="make the folder first",
+            hint="create the folder first",
         )
         kind = "a folder" if path.is_dir() else "not a regular file"
-        require(path.is_file() or not path.exists(), f"{path} cannot be written: it is {kind}; name another file")
+        require(path.is_file() or not path.exists(), f"{path} cannot be written: the path is {kind}; name another file")
         _refuse_database(path)
 
 
@@ -38,7 +38,7 @@ def _refuse_database(path: Path) -> None:
     require(
         not is_sqlite(path),
         f"{path} is a SQLite database, which bssearch does not overwrite",
-        hint="choose another file",
+        hint="name another file",
     )
 
 
@@ -54,8 +54,8 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
         require(not path.exists() or path.is_dir(), f"{path} is not a folder; name a folder")
         require(
             path.parent.is_dir(),
-            f"{path} cannot be made: there is no folder {path.parent}",
-            hint="make the folder first",
+            f"{path} cannot be created: there is no folder {path.parent}",
+            hint="create the parent folder first",
         )
         is_there = path.exists()
     for name in files if is_there else ():
@@ -63,12 +63,12 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder for this user alone; raise `OSError` if the path is a link or has another owner."""
+    """Make a folder for this user alone. Raises `OSError` if the path is a link or has another owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "the path is a link; replace the link by a folder", str(path))
+        raise NotADirectoryError(errno.ENOTDIR, "the path is a link; replace the link with a folder", str(path))
     if found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, f"the folder belongs to user {found.st_uid}; name another folder", str(path))
     if stat.S_IMODE(found.st_mode) & 0o077:
@@ -85,7 +85,7 @@ def is_for_a_group(folder: Path) -> bool:
 
 
 def make_guarded_folder(path: Path) -> None:
-    """Make a folder for this user or, if the parent folder is for a group, for the parent's group.
+    """Make a folder for this user alone, or for the group if the parent folder is open to a group.
 
     Raises `OSError` if the path is a link, a file, or a folder for other users.
     """
@@ -123,14 +123,14 @@ def _make_for_a_group(path: Path) -> None:
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """Create a file for this user alone, replacing an existing file or link."""
+    """Create a file for this user alone, and replace an existing file or link."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on a file, and hold the lock within the block."""
+    """Wait for an exclusive lock on a file, and hold the lock inside the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -141,7 +141,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def new_guarded_file(path: Path) -> BinaryIO:
-    """Open a `new_private_file` in a guarded folder; in a group's folder, the group may read and write."""
+    """Create a file for this user alone, or for the group if the folder is open to a group."""
     make_guarded_folder(path.parent)
     try:
         file = new_private_file(path)
@@ -160,15 +160,18 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}", hint="name a path that you can write, or free space"
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="name a writable path, or free disk space",
         ) from error
 
 
 @contextmanager
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
-    """Write drafts beside the paths, and rename the drafts once all drafts are complete.
+    """Yield a draft file for each path, and replace the paths when all drafts are complete.
 
-    Links stay; only their targets change. Raises `UsageError` if a path is a SQLite database or cannot be written.
+    If a path is a link, the draft replaces the link's target.
+
+    Raises `UsageError` if a path is a SQLite database or cannot be written.
     """
     targets = [Path(os.path.realpath(path)) for path in paths]
     for path in targets:
@@ -199,7 +202,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write a header and rows; write lists and mappings as JSON, and skip keys outside ``columns``."""
+    """Write a header and the ``columns`` of each row, with lists and mappings as JSON."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_csv_cell, columns))
     for row in rows:

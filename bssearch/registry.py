@@ -1,6 +1,6 @@
 """Plug-ins by kind and name, imported on first use.
 
-A plug-in is built in, or an entry point of another package::
+A plug-in is built in or comes from an entry point of another package::
 
     [project.entry-points."bssearch.pruners"]
     patient = "my_package.patient:Patient"
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The annotation of a parameter that users can set."""
+    """The help, bounds and names of a parameter that users can set."""
 
     help: str
     min: float | None = None
@@ -131,7 +131,7 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """True if a plug-in has this name, or if the name's prefix is a family."""
+    """True if a plug-in has this name, or if the name begins with a family, such as ``optuna:``."""
     return name in BUILT_IN[kind] or _family(kind, name) is not None or name in _installed(kind)
 
 
@@ -176,5 +176,5 @@ def _loaded(kind: Kind, point: EntryPoint) -> Any:
         return point.load()
     except Exception as error:
         name = f"{kind.removesuffix('s')} {point.name}"
-        message = f"{name} cannot be loaded ({point.value}): {error}; correct or reinstall the package"
+        message = f"{name} cannot be loaded from {point.value}: {error}; correct or reinstall the package"
         raise UsageError(message) from error

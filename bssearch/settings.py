@@ -39,13 +39,11 @@ def database_url(given: str | None = None) -> str:
 
 
 def in_parent_folder(url: str) -> str:
-    """Return a hint if ``url`` is the default and a parent folder has the default database, else an empty text."""
+    """Return a hint if ``url`` is the default but a parent folder has the database, else an empty text."""
     name = DEFAULT_DATABASE_URL.removeprefix("sqlite:///")
     files = (folder / name for folder in Path.cwd().parents if os.access(folder / name, os.R_OK))
     found = next(files, None) if url == DEFAULT_DATABASE_URL else None
-    return (
-        "" if found is None else f"a parent folder has another database; use --db sqlite:///{found} for that database"
-    )
+    return "" if found is None else f"a parent folder has a database; add --db sqlite:///{found} to use this database"
 
 
 def _url_from_file() -> str | None:
@@ -106,12 +104,12 @@ def user_name() -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """Return the folder ``migrations`` or ``studies``; a wheel has ``_NAME`` inside the package."""
+    """Return the folder ``migrations`` or ``studies``. In a wheel, the folder is ``_NAME`` inside the package."""
     package = Path(__file__).resolve().parent
     for folder in (package / f"_{name}", package.parent / name):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"the installation of bssearch lacks its folder {name!r}; reinstall bssearch")
+    raise FileNotFoundError(f"the installation of bssearch lacks the folder {name!r}; reinstall bssearch")
 
 
 def presets() -> dict[str, Path]:

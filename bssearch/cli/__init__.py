@@ -1,4 +1,4 @@
-"""The command line: parses options, calls `commands`, prints the result."""
+"""The command line, which parses options, calls `commands` and prints results."""
 
 import atexit
 import errno
@@ -17,12 +17,12 @@ OF_FILES = {errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC, errno.
 
 
 def main() -> None:
-    """Run the command line; exit with the code of an error or of Ctrl-C."""
+    """Run the command line, and exit with a nonzero code after an error or Ctrl-C."""
     try:
         if sys.platform == "win32":
             raise UsageError(
                 "bssearch does not run on Windows",
-                hint="use Linux, such as the Windows Subsystem for Linux; macOS is untested",
+                hint="use Linux, such as the Windows Subsystem for Linux",
             )
         gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
         atexit.register(gc.freeze)  # skips garbage collection at exit, too
@@ -48,7 +48,7 @@ def main() -> None:
         from bssearch.records.text import shortened, visible
 
         fault = f"{shortened(str(error.filename), 200)}: {error.strerror}"
-        sys.stderr.write(visible(f"error: {fault}\nhint: check the path, its permissions and the free space\n"))
+        sys.stderr.write(visible(f"error: {fault}\nhint: check the path, the permissions and the free disk space\n"))
         sys.exit(2)
 
 

@@ -1,4 +1,4 @@
-"""Print an answer: as a screen, JSON, rows, or a configuration."""
+"""Print an answer as text, JSON, rows or a configuration."""
 
 import math
 import os
@@ -44,7 +44,7 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 
 def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
-    """Print an answer; proposed commands repeat a non-default --db, with ``URL`` for an address with a password."""
+    """Print an answer. Proposed commands name the database ``db``, or ``URL`` to hide a password."""
     if db is not None and masked(db) != masked(os.environ.get(DATABASE_URL_VARIABLE, "")):
         place = "URL" if "***" in masked(db) else shlex.quote(db)
         steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
@@ -74,7 +74,7 @@ def _without_notes(found: Answer) -> list[str]:
 
 
 def screen(found: Answer) -> list[str]:
-    """Format an answer for a terminal of 80 × 24 characters; grave notes or many batch sizes may need more lines."""
+    """Return the lines of an answer for 80 × 24 characters. Many batch sizes or `GRAVE` notes may need more lines."""
     lines, shown = _without_notes(found), 0
     is_grave = sum(warning.code in GRAVE for warning in found.warnings)
     notes = [f"note: {one.message}" for one in sorted(found.warnings, key=lambda one: one.code not in GRAVE)]
@@ -206,7 +206,7 @@ def _runs(found: Answer, row: Batch, *, is_default: bool) -> str:
 
 def _without_figure(row: Batch) -> str:
     if not row.ended:
-        return "not tried" if row.predicted_s is None else "not tried: predicted"
+        return "not tried" if row.predicted_s is None else "not tried, predicted"
     if "reached" in row.ended:
         return f"{row.ended['reached']} of {sum(row.ended.values())} reached the target"
     return ", ".join(f"{count} {state}" for state, count in row.ended.items())
@@ -270,7 +270,7 @@ def print_trade_offs(found: Answer) -> None:
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
-    say(f"Final {metric} of each batch size after {found.train_seconds:g} train seconds, past the target:")
+    say(f"Final {metric} of each batch size after {found.train_seconds:g} train seconds, without a stop at the target:")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
     )
@@ -387,7 +387,7 @@ def _takes(answer: Answer) -> str:
 
 
 def arguments(values: Parameters) -> Iterator[str]:
-    """Yield values except None as options, and booleans as ``--name`` or ``--no-name``."""
+    """Yield command-line options for all values except None. Booleans become ``--name`` or ``--no-name``."""
     for name, value in values.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):

@@ -16,7 +16,7 @@ GUIDE = Path(__file__).resolve().parents[1] / "guide"
 
 def guide(
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Topic to print; if missing, list the topics.")
+        str | None, typer.Argument(metavar="TOPIC", help="Topic to print; omit TOPIC to list the topics.")
     ] = None,
     form: Annotated[
         Literal["page", "text"],
@@ -80,7 +80,7 @@ WELCOME = """\
 bssearch finds the batch size that reaches your target soonest.
 
   bssearch run digits       search a shipped study in minutes on a CPU
-  bssearch init my-task     write your own study to start from
+  bssearch init my-task     create your own study from a template
   bssearch best             print the best batch size found
 
 All commands: bssearch --help. Guide: bssearch guide."""

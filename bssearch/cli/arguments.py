@@ -25,7 +25,7 @@ Export = Literal["yaml", "args", "python"]  # formats of an exported configurati
 
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:
-    """Make a Typer option, or an argument with ``make``; ``shown`` is the default in the help."""
+    """Return a Typer option, or an argument if ``make`` is ``typer.Argument``, for an `Option`."""
     return make(
         *(flags or filter(None, [option.flag])),
         help=option.help + (f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""),
@@ -39,7 +39,7 @@ def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | s
 def with_parameters(
     command: Callable[..., None], help_text: str | None, parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Give a command its help and parameters for Typer, and return the command."""
+    """Set the help and parameters of a command for Typer, and return the command."""
     command.__doc__ = help_text
     command.__annotations__ = {}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def with_parameters(
 
 
 def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's ``launch`` by the options ``names`` of `Launch`."""
+    """Replace a command's parameter ``launch`` with options for the fields ``names`` of `Launch`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
@@ -101,7 +101,8 @@ SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or the name of a shipped or stored study.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a spec field; may be repeated."),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
 StudyArgument = Annotated[
@@ -117,7 +118,7 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Return the spec of a file, or of a shipped or stored study, and a launch in the spec's folder."""
+    """Return the spec of a file, shipped study or stored study, and the launch with the spec's folder."""
     from bssearch.commands.opening import loaded, stored_spec
     from bssearch.spec import find_spec
 
@@ -175,7 +176,7 @@ def study_name(db: str | None, given: str | None) -> str:
 
 
 def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
-    """Parse ``[STUDY] NUMBER``, with None for a missing study; raise `UsageError` for a wrong number."""
+    """Parse ``[STUDY] NUMBER``, with None for a missing study. Raises `UsageError` for a wrong number."""
     if second is not None:
         return first, second
     require(first.isdecimal(), f"{first!r} is not a trial number; write the study's name, then the number")
@@ -183,20 +184,20 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if an option in ``others`` has a value other than None and False."""
+    """Raise `UsageError` if the user gives an option in ``others`` together with ``option``."""
     for name, value in others.items():
         require(value is None or value is False, f"give either {option} or {name}, not both")
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` for a missing ``option`` if an option in ``others`` has a value other than None and False."""
+    """Raise `UsageError` if the user gives an option in ``others`` without ``option``."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}; add {option} or omit {name}")
 
 
 @contextmanager
 def watched(launch: Launch) -> Iterator[Launch]:
-    """Show a run on stderr: live on a terminal, else as lines."""
+    """Show the progress of a run on stderr, live on a terminal and as lines elsewhere."""
     from bssearch.cli.output import console
     from bssearch.commands.display import on_screen
 

@@ -1,4 +1,4 @@
-"""Print results in a format; data goes to stdout."""
+"""Print results as tables, JSON or CSV on stdout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """The format of printed data."""
+    """Output formats."""
 
     TABLE = "table"
     JSON = "json"
@@ -97,7 +97,7 @@ def write(text: str) -> None:
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
-    """Print rows: a table of ``columns``, or all keys for programs."""
+    """Print rows as a table of ``columns``, or in another format with all keys."""
     match form:
         case Format.TABLE if rows:
             print_table(rows, columns)
@@ -121,7 +121,7 @@ def show(
     rows: Callable[[], Sequence[Row]],
     columns: Sequence[str] = (),
 ) -> None:
-    """Print a result as a screen, JSON or rows; ``columns`` head an empty CSV."""
+    """Print a result as text, JSON or rows. ``columns`` is the header of an empty CSV."""
     if form is Format.TABLE:
         for_people()
     elif form is Format.JSON:
@@ -147,7 +147,7 @@ def show_model(
 
 
 def tell(form: Format, sentence: str, **values: object) -> None:
-    """Print a command's result: a sentence for people, or ``values`` for programs."""
+    """Print a sentence for people, or ``values`` for programs."""
     show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
 
 

@@ -67,7 +67,7 @@ def submit(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Queue a study: a worker's template with your values."""
+    """Queue a study with a worker's template and your values."""
     from bssearch.spec.templates import check_template_name
 
     asked = _asked(template, values or [])
@@ -85,7 +85,7 @@ def submit(
             tags=tags or (),
             not_before=moment,
         )
-    done = f"{found.name} is queued for {found.owner} (template {found.template}); see `bssearch queue list`"
+    done = f"study {found.name} is queued for {found.owner} with template {found.template}; see `bssearch queue list`"
     tell(form, done, study=found.name, owner=found.owner, template=found.template)
 
 
@@ -109,7 +109,7 @@ def _moment(text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"{text!r} is not a date and time", hint="write a moment such as 2026-12-01T08:00+00:00"
+            f"{text!r} is not a date and time", hint="write a date and time such as 2026-12-01T08:00+00:00"
         ) from None
 
 
@@ -121,7 +121,7 @@ def list_queue(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """List queued studies in service order, and the workers."""
+    """List the queued studies, the next study first, and the workers."""
     with store_to_read(db) as store:
         found = bssearch.queued_studies(store, everything=everything)
     show_model(form, found, print_queue, found.submissions, COLUMNS)
@@ -145,7 +145,7 @@ def print_queue(found: QueueListing) -> None:
             if one.reason:
                 say(f"{one.study}: {one.reason}")
             elif one.not_before is not None and one.not_before > now:
-                say(f"{one.study} starts at {one.not_before:%Y-%m-%d %H:%M} UTC or later")
+                say(f"study {one.study} starts at {one.not_before:%Y-%m-%d %H:%M} UTC or later")
     else:
         say("the queue is empty")
     if not found.workers:
@@ -169,7 +169,7 @@ def print_queue(found: QueueListing) -> None:
 
 @app.command("pause")
 def pause(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Pause a queued study and save its trials."""
+    """Pause a queued study and its running trials."""
     _change(bssearch.pause_study, study, db, form, "paused")
 
 
@@ -188,7 +188,7 @@ def cancel(study: NameArgument, db: DatabaseOption = None, form: FormatOption = 
 def _change(change: Callable[[Store, str], object], study: str, db: str | None, form: Format, state: str) -> None:
     with existing_store(db) as store:
         change(store, study)
-    tell(form, f"{study} is {state}", study=study, state=state)
+    tell(form, f"study {study} is {state}", study=study, state=state)
 
 
 @app.command("worker")
@@ -200,7 +200,7 @@ def worker(
     launch: Launch,
     tags: TagsOption = None,
     slots: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Trials at once.", show_default="each spec's")
+        str | None, typer.Option(metavar="N|auto", help="Number of concurrent trials.", show_default="each spec's")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:N.", show_default="each spec's")

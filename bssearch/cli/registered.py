@@ -1,4 +1,4 @@
-"""The commands ``import``, ``probe``, ``export`` and ``plan``, which load their parts on first use."""
+"""The commands ``import``, ``probe``, ``export`` and ``plan``, with plug-ins imported on first use."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
     _print_imported([one.document for one in joined], columns, form, told, dry_run=made.dry_run)
 
 
-importers = typer.Typer(cls=_Importers, help="Import studies, or runs made by other tools.", no_args_is_help=True)
+importers = typer.Typer(cls=_Importers, help="Import studies, or runs of other tools.", no_args_is_help=True)
 probes = typer.Typer(
     cls=_Probes,
     help="Measure memory, step times, gradient noise or local critical batch sizes.",
@@ -239,7 +239,7 @@ def export(
         typer.Option(
             "--file",
             metavar="FILE|URL",
-            show_default="STUDY with the format's ending",
+            show_default="STUDY with the format's extension",
             help="Destination of one study: a file, or a database's URL.",
         ),
     ] = None,
@@ -332,7 +332,7 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 
 
 def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Predict the best batch size at a harder target from curves."""
+    """Predict the best batch size at a harder target from learning curves."""
     plan = bssearch.plan_beyond(study=study_name(given.get("db"), study), **given)
     _show(form, plan, "shown_beyond", lambda plan: [one.document() for one in plan.batches])
 
@@ -340,11 +340,11 @@ def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, *
 def _larger(
     *,
     studies: Annotated[list[str], typer.Argument(metavar="STUDY", help="Studies, or STUDY:PARAMETERS:SAMPLES.")],
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file.", metavar="FILE.html")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.", metavar="FILE.html")] = None,
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
-    """Plan a run too large to search, from studies of several scales."""
+    """Plan a run too large to search, from studies at several scales."""
     plan = bssearch.plan_larger(studies=studies, **given)
     if html is not None:
         write_new({html: resolve_name("bssearch.figures.plans:larger_page")(plan)})
@@ -360,10 +360,10 @@ def _start(
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
-    """Write a runnable spec from a few answers."""
+    """Write a runnable spec from the answers to a few questions."""
     plan = bssearch.plan_start(**given if defaults or not sys.stdin.isatty() else {**_asked(given), **given})
     if out is not None:
-        require(out.suffix in {".yaml", ".yml"}, f"--out {out} must end in .yaml or .yml")
+        require(out.suffix in {".yaml", ".yml"}, f"--out = {out} must end in .yaml or .yml")
         write_new({out: plan.yaml})
         typer.echo(f"wrote {out}; next: bssearch check {out}", err=True)
     if out is None or form is not Format.TABLE:

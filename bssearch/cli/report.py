@@ -35,32 +35,33 @@ def best(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
     details: Annotated[
-        bool, typer.Option("--details", help="Also print steps, step times, the law and notes.")
+        bool, typer.Option("--details", help="Also print steps, step times, the fitted law and notes.")
     ] = False,
     export: Annotated[Export | None, typer.Option(help="Print only the configuration, in this format.")] = None,
     schedule: Annotated[
-        bool, typer.Option("--schedule", help="With --export: the best batch schedule (python: a training loop).")
+        bool,
+        typer.Option("--schedule", help="With --export, print the best batch schedule, or a training loop."),
     ] = False,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="VALUE|METRIC=VALUE",
-            help="With one study: another target; bssearch predicts the answer for a harder target. Across "
-            "studies: filter by target.",
+            help="With one study, answer for this target; bssearch predicts harder targets. Across studies, filter by "
+            "target.",
         ),
     ] = None,
     step_times: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Predict for another device: CSV of batch_size and step_seconds, or JSON of `probe step-time`.",
+            help="Predict for another device from a CSV of batch_size and step_seconds, or JSON of `probe step-time`.",
         ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Across studies: filter by part of the device's name. With --step-times: the device's name.",
+            help="Across studies, filter by part of the device's name. With --step-times, name the device.",
             show_default="with --step-times, the file's name",
         ),
     ] = None,
@@ -138,7 +139,8 @@ def _print_answers(found: AcrossAnswer) -> None:
         say(f"{len(told)} pairs of studies do not agree; print all pairs with --format json.")
     for one in found.answers:
         if one.copy_of is not None:
-            say(f"note on {one.study} in {one.database}: the study is a copy of {one.copy_of} and counts once")
+            place = f"{one.study} in {one.database}"
+            say(f"note on {place}: the answer does not count, because the study is a copy of {one.copy_of}")
         if one.note is not None:
             say(f"note on {one.study}: {one.note}")
 
@@ -161,7 +163,10 @@ def report(
     svg: Annotated[
         Path | None,
         typer.Option(
-            "--svg", parser=_path, metavar="FILE", help="Write one chart for a README, light or dark like the screen."
+            "--svg",
+            parser=_path,
+            metavar="FILE",
+            help="Write one chart, in the reader's light or dark theme.",
         ),
     ] = None,
     tables: Annotated[
@@ -173,7 +178,7 @@ def report(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a study's page, picture or tables, or print the answer."""
+    """Write a study's page, chart or tables, or print the answer."""
     from bssearch.cli.answer import print_found
     from bssearch.commands.report import picture_of, svg_of
     from bssearch.figures.html import html_page

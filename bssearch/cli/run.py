@@ -83,7 +83,7 @@ def filled_in(name: str, kind: Kind) -> dict[Path, str]:
 
 
 def class_name_of(name: str) -> str:
-    """Return ``name`` in CamelCase; raise `UsageError` for an invalid name."""
+    """Return ``name`` in CamelCase. Raises `UsageError` for an invalid name."""
     require(
         re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) and len(name) <= LONGEST_NAME,
         f"NAME = {name!r} must have at most {LONGEST_NAME} letters, digits, dashes and underscores, and begin with a "
@@ -92,7 +92,7 @@ def class_name_of(name: str) -> str:
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
     require(
         not keyword.iskeyword(class_name),
-        f"NAME = {name!r}: {class_name} is not a valid name of a class",
+        f"NAME = {name!r}: {class_name} is not a valid class name",
         hint=f"run `bssearch init my-{name}`",
     )
     return class_name
@@ -109,7 +109,7 @@ def check_free(name: str) -> None:
 
 
 def write_new(files: Mapping[Path, str]) -> None:
-    """Write all files, or raise `UsageError` if a file exists or writing fails."""
+    """Write all files. Raises `UsageError` and writes no file if a file exists or cannot be written."""
     there = [str(path) for path in files if os.path.lexists(path)]
     require(not there, f"{' and '.join(there)} exist{'s' * (len(there) == 1)}; choose another name")
     written: list[Path] = []
@@ -124,7 +124,7 @@ def write_new(files: Mapping[Path, str]) -> None:
         if isinstance(error, OSError):
             raise UsageError(
                 f"{Path.cwd() / (error.filename or '')} cannot be written: {error.strerror}",
-                hint="choose a writable folder with free space",
+                hint="choose a writable folder with free disk space",
             ) from error
         raise
 
@@ -149,7 +149,7 @@ def run(
         typer.Option(
             "--from",
             metavar="STUDY",
-            help="First try the best configuration and the missing runs of another study, such as an imported study.",
+            help="First try another study's best configuration, and runs that would settle the other study's answer.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -186,7 +186,7 @@ def run(
 
 
 def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
-    """Return the spec, with the stored ``confirm.max_runs`` if the user keeps this value."""
+    """Return the spec, with the stored ``confirm.max_runs`` if the user keeps the value."""
     if study.confirm.max_runs is not None or not study.confirm.runs or not sys.stdin.isatty():
         return study
     from bssearch.spec import spec_of
@@ -194,9 +194,8 @@ def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
     with suppress(BSSearchError), store_to_read(db) as store:
         stored = spec_of(store.studies.get(study.name)).confirm.max_runs
         if stored is not None and not typer.confirm(
-            f"study {study.name} has confirm.max_runs = {stored}, but the spec gives no confirm.max_runs; undecided "
-            f"batch sizes would get only {plural(study.confirm.runs, 'run')} each. Remove confirm.max_runs from the "
-            "study?",
+            f"study {study.name} has confirm.max_runs = {stored}, but the spec omits confirm.max_runs. Undecided batch "
+            f"sizes would get only {plural(study.confirm.runs, 'run')} each. Remove confirm.max_runs from the study?",
             err=True,
         ):
             kept = study.confirm.model_copy(update={"max_runs": max(stored, study.confirm.runs)})
@@ -219,28 +218,28 @@ def print_dry_run(found: DryRun) -> None:
         f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
         f"all {trainings} trials and runs use budget.trial_train_seconds",
-        f"evaluation is assumed to take {found.evaluation_share:.0%} of a trial; `bssearch check` measures its share",
+        f"assumption: evaluation takes {found.evaluation_share:.0%} of a trial; `bssearch check` measures the share",
     )
 
 
 def print_quick(found: QuickAnswer) -> None:
-    best, low, high = found.optimal, *found.interval
+    best, default, (low, high) = found.optimal, found.default_batch_size, found.interval
     split = (
         "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
     )
     gain = (
-        "this batch size is your default"
-        if best.batch_size == found.default_batch_size
-        else f"your default of {found.default_batch_size} is expected to take at most {FLAT_RATIO - 1:.0%} longer"
+        "This batch size is your default"
+        if best.batch_size == default
+        else f"Your default of {default} should take at most {FLAT_RATIO - 1:.0%} longer"
         if found.gain < FLAT_RATIO
-        else f"expected {found.gain:.2g}× faster than your default of {found.default_batch_size}"
+        else f"Batch {best.batch_size} should be {found.gain:.2g}× faster than your default of {default}"
     )
     critical = found.b_crit
     noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
     say(
-        f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
-        f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum is between {low} and {high} (90 %); "
-        f"batch sizes {found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %.\n"
+        f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) should reach {found.metric} "
+        f"{found.target:.4g} soonest. {gain}. The 90 % interval of the optimum is {low} to {high}. Batch sizes "
+        f"{found.flat_range[0]} to {found.flat_range[1]} should be within 5 % of the best time.\n"
         f"Evidence: {plural(len(found.runs), 'run')} in {found.seconds:.0f} s, critical batch size "
         f"{critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
     )
@@ -249,10 +248,11 @@ def print_quick(found: QuickAnswer) -> None:
     )
     rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
     say(
-        f"In one run at this batch size, the rule's learning rate took {found.learning_rate_gain:.2g}× the time of "
-        f"learning rate {best.learning_rate:.3g}. With learning rates between {rates}, another batch size may be best."
+        "In one run at this batch size, the learning rate of the scaling rule took "
+        f"{found.learning_rate_gain:.2g}× the time of learning rate {best.learning_rate:.3g}. With learning rates "
+        f"between {rates}, another batch size may be best."
         if found.learning_rate_gain > 1
-        else f"The rule derives this learning rate from the default; retune the learning rate between {rates}.",
+        else f"A scaling rule derives this learning rate from the default; retune the learning rate between {rates}.",
         *(f"note: {notice.message}" for notice in found.warnings),
         "This answer is about the time to a target from scratch, not about fixed epochs or forgetting after "
         "fine-tuning.",
@@ -327,7 +327,7 @@ def print_check(found: Check) -> None:
     )
     say(
         f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",
-        f"untrained: {untrained or 'not reported'}",
+        f"before training: {untrained or 'not reported'}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
         f"{plural(trial.steps, 'step')}, {plural(trial.evaluations, 'evaluation')}, {reached}",
         f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, "

@@ -98,9 +98,9 @@ BASES = {
 
 
 MEANINGS = {
-    "queued": "next",
+    "queued": "trains next",
     "running": "trains now",
-    "paused": "saved; may resume",
+    "paused": "has a checkpoint; may resume",
     "reached": "reached the target",
     "pruned": "stopped early in favour of other trials",
     "capped": "stopped at a limit below budget.trial_train_seconds",
@@ -169,7 +169,9 @@ def confirm(
     ] = None,
     to_budget: Annotated[
         bool,
-        typer.Option("--to-budget", help="Train each batch size's best configuration to the full limit."),
+        typer.Option(
+            "--to-budget", help="Train each batch size's best configuration to the time limit, past the target."
+        ),
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -252,7 +254,8 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 def slope_line(slope: LearningRateSlope | None) -> str:
     if slope is None:
         return (
-            "The tuned learning rate's slope over batch size is unknown; search the rate at three or more batch sizes."
+            "The slope of the tuned learning rate over batch size is unknown; search the learning rate at three or more "
+            "batch sizes."
         )
     excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)
     return f"Tuned learning rate ∝ batch^{slope.estimate:.2f} [{slope.low:.2f}, {slope.high:.2f}]: " + (
@@ -314,8 +317,8 @@ def _print_comparison(found: Sequence[Comparison]) -> None:
 
 @app.command("rename")
 def rename(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="The study's name.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Current name of the study.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="New name of the study.")],
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -324,7 +327,7 @@ def rename(
         store.studies.rename(old, new)
     tell(
         form,
-        f"study {old} is now {new}; to resume the study, write name: {new} in the spec",
+        f"study {old} is now {new}; to resume the study, write `name: {new}` in the spec",
         study=new,
         renamed_from=old,
     )
@@ -364,13 +367,14 @@ def delete(
         if not yes:
             require(
                 sys.stdin.isatty(),
-                f"cannot ask for confirmation without a terminal before deleting {what}",
+                f"cannot confirm the deletion of {what} without a terminal",
                 hint=f"run `bssearch study delete {study} --yes`, or hide the study with `bssearch study archive`",
             )
             typer.echo(f"bssearch will delete {what} from {store.masked_url} for good", err=True)
+            typed = typer.prompt("type the study's name to continue", default="", show_default=False, err=True)
             require(
-                typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
-                f"the typed name is not {study!r}, so bssearch keeps the study",
+                typed == study,
+                f"the typed name {typed!r} is not {study!r}, so bssearch keeps the study",
                 hint=f"repeat the command and type {study}",
             )
         checkpoints = Checkpoints(store.studies.get(study))
@@ -378,13 +382,13 @@ def delete(
         try:
             checkpoints.clear()
         except CheckpointError as error:
-            typer.echo(f"checkpoints of paused trials may remain; delete the remaining files: {error}", err=True)
+            typer.echo(f"checkpoints of paused trials may remain: {error}; delete the files", err=True)
     tell(form, f"deleted {what}", study=study, trials=trials, observations=observations)
 
 
 @app.command("track-record")
 def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Compare quick answers with the optima of the searches."""
+    """Compare quick answers with the optima that searches found."""
     from bssearch.commands.quick import track_record as kept
 
     with store_to_read(db) as store:
@@ -408,8 +412,11 @@ def print_track_record(found: TrackRecord) -> None:
     if rows:
         print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
-        say(f"{found.held} of {len(rows)} quick answers have an interval that overlaps the search's flat range{ratio}.")
+        say(
+            f"{found.held} of {len(rows)} quick answers have an interval that overlaps the batch sizes within 5 % of the "
+            f"best{ratio}."
+        )
     else:
-        say("No confirmed search allows a comparison with a quick answer yet.")
+        say("No study has both a quick answer and a confirmed search yet.")
     if found.waiting:
-        say(f"Studies without a confirmed search: {', '.join(found.waiting)}.")
+        say(f"Studies with a quick answer but no confirmed search: {', '.join(found.waiting)}.")

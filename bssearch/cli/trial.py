@@ -107,7 +107,7 @@ def show_trial(
         bool, typer.Option("--repro", help="Print only the command that repeats the trial; notes go to stderr.")
     ] = False,
 ) -> None:
-    """Show a trial's configuration, curve, environment and end."""
+    """Show a trial's configuration, learning curve, environment and outcome."""
     if log:
         exclude("--log", {"--repro": repro})
     from bssearch.exchange.trial_rows import trial_document
@@ -233,7 +233,7 @@ def rerun(
     runs: Annotated[int, typer.Option(min=1, help="Number of reruns.")] = 1,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a stored trial again, and compare the runs without storing them."""
+    """Train a stored trial again and compare, without storing the reruns."""
     study, number = study_and_number(study_or_number, number)
     with watched(launch) as shown:
         found = bssearch.rerun(study_name(launch.db, study), number, shown, runs=runs)
@@ -266,8 +266,8 @@ def sentences(found: Rerun) -> Iterator[str]:
     )
     if not found.differences and found.identical is False:
         yield (
-            "GPU kernels may sum in a different order without `training.deterministic: true`, "
-            "and a workload may draw its own random numbers."
+            "GPU kernels may sum in a different order without `training.deterministic: true`. "
+            "A workload may draw random numbers without the seed."
         )
 
 
@@ -292,7 +292,7 @@ def _steps(found: Rerun) -> str:
         (states, f"the rerun ended as {' and '.join(states)}, the stored trial as {found.then.state.value}"),
     ]
     parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
-    return f"{named}: the rerun differs: {'; '.join(parts) or 'the ends differ'}."
+    return f"{named}: the rerun differs: {'; '.join(parts) or 'the outcomes differ'}."
 
 
 def _ends(found: Rerun) -> list[str]:

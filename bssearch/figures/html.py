@@ -90,7 +90,7 @@ def page_style() -> str:
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Return the Jinja environment of the page's templates, then ``more``; undefined values raise.
+    """Return a Jinja environment with the page's templates and ``more``. Undefined values raise an error.
 
     The filters ``svg`` and ``spark`` draw a chart and a `sparkline`.
     """

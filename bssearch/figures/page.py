@@ -199,7 +199,7 @@ def _about_stages(found: BatchScheduleAnswer, noise: NoiseAnswer | None, run: Ru
         reached = plural(found.reached, "run")
         yield f"The charts show trial {run[0].number}, the median of {reached} that reached the target."
     if found.noise_share is None:
-        yield "The table splits the steps to the target by stage; known seconds are steps × step time."
+        yield "The table splits the steps to the target by stage; the seconds of a stage are steps × step time."
     else:
         yield "Batch sizes are samples / steps between evaluations; seconds are measured."
     if noise is not None and noise.scale:
@@ -489,7 +489,7 @@ def _cells(answer: Answer, row: Batch, has_host_bound: bool) -> list[str]:
     elif bound is not None:
         shown = f"> {number(bound)}{unit}"
     elif row.predicted_s is not None and not row.trials and answer.objective == TIME.name:
-        shown = f"untried; predicted {with_interval(row.predicted_s, unit=unit)}"
+        shown = f"not tried; predicted {with_interval(row.predicted_s, unit=unit)}"
     else:
         shown = NOTHING
     rate, share = row.best.parameters.get("learning_rate") if row.best else None, row.host_bound_share
@@ -518,9 +518,9 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
     return Section(
         name="audit",
         title="Rules of thumb on this workload",
-        text="Regret is the rule's objective value / the tuned optimum's at the same batch size, or the ratio that the "
-        f"rule is about, with the 95 % interval. Most rules hold if the interval is below {HELD:.2f}, and break if the "
-        f"interval is above {BROKE:.2f}.",
+        text="Regret is the rule's objective value divided by the tuned optimum's at the same batch size. If a rule "
+        "predicts a ratio, regret is this ratio. Brackets are 95 % intervals. Most rules hold if the interval is below "
+        f"{HELD:.2f}, and break if the interval is above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],
@@ -556,8 +556,8 @@ def _slope(slope: Mapping[str, Any]) -> str:
     excluded = ", ".join(in_words(one) for one in slope.get("excludes") or [])
     return (
         f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
-        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, and square root is 0.5"
-        f"{f', and the interval excludes {excluded}' if excluded else ''}."
+        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, and square root is 0.5."
+        f"{f' The interval excludes {excluded}.' if excluded else ''}"
     )
 
 
@@ -593,8 +593,8 @@ def _trained_for_the_same_time(answer: Answer) -> Section | None:
     return Section(
         name="generalisation",
         title="Trained for the same time",
-        text=f"Each batch size trained for {number(found.train_seconds)} s, past the target. The table has median "
-        f"final metrics, and the distance to the best metric with a 95 % interval.",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, without a stop at the target. The table "
+        "has median final metrics, and the distance to the best metric with a 95 % interval.",
         table=Table(
             ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
             [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],

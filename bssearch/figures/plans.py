@@ -1,4 +1,4 @@
-"""Plans as key figures, tables and notes; a `Cell` names its path in the plan's JSON."""
+"""Plans as key figures, tables and notes."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A displayed value, with the JSON path (``terms.0.bytes``) and the JSON value, if any."""
+    """A displayed value, with the path in the plan's JSON, such as ``terms.0.bytes``, and the JSON value."""
 
     shown: Any
     key: str = ""
@@ -73,7 +73,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A displayed plan; each value is a `Cell`."""
+    """A displayed plan, with a `Cell` for each value."""
 
     sentence: str = ""
     tiles: Sequence[Tile] = ()
@@ -101,7 +101,7 @@ def table(
     is_shown: Callable[[Any], bool] = lambda _: True,
     folded: bool = False,
 ) -> Table:
-    """Return a table of the rows at a path in a plan's JSON; the column ``""`` has the rows' names."""
+    """Return a table of the rows at a path in a plan's JSON. The column ``""`` has the rows' names."""
     entries = document[place]
     return Table(
         caption=caption,
@@ -186,7 +186,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
     audits = {name: name.replace("_", " ") for name in ("rule", "study", "batch_size", "verdict", "regret")}
     return Shown(
-        sentence=f"From batch {plan.from_batch} to {plan.batch}, κ is {plan.ratio:.4g}; the optimizer is "
+        sentence=f"From batch {plan.from_batch} to {plan.batch}, the ratio κ is {plan.ratio:.4g}; the optimizer is "
         f"{plan.optimizer}.",
         tables=[
             table(
@@ -219,7 +219,7 @@ def _is_set(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 
 def shown_scale(plan: ScalePlan) -> Shown:
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
-    tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices for a batch above B_crit"}
+    tiles = {"pays_up_to": "Most devices that pay", "passes_b_crit": "Devices for a batch above B_crit"}
     return Shown(
         tiles=[
             *(
@@ -314,7 +314,7 @@ def shown_larger(plan: LargerPlan) -> Shown:
             ),
             *(Tile(title, one, "") for name, title in shown.items() if (one := cell(document, name)).shown is not None),
             Tile(
-                f"Left out: critical batch size of {out.study}",
+                f"Critical batch size of {out.study}, predicted from the other studies",
                 cell(document, "left_out.b_crit.value"),
                 f"{_interval(document['left_out']['b_crit'])}; measured {in_words(out.b_crit_measured)}, "
                 f"steps predicted / measured {in_words(out.steps_ratio)}",

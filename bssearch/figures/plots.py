@@ -1,4 +1,4 @@
-"""The charts of a study's page; an empty chart is None."""
+"""The charts of a study's page. A chart without data is None."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
 
 
 def time_chart(answer: Answer) -> Chart | None:
-    """Draw the seconds to the target; None if unknown or in the objective's chart."""
+    """Draw the seconds to the target. Returns None if the times are unknown, or in the objective's chart."""
     known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
     if not known or answer.objective == TIME.name:
         return None
@@ -171,7 +171,7 @@ def devices_chart(answer: Answer) -> Chart | None:
 def _trade_offs(front: Sequence[Point], beaten: Sequence[Point], *more: Series, cost: str) -> Chart | None:
     series = [
         Series(name="best trade-offs", points=front, symbol="circle", width=1.5, shape="hv"),
-        Series(name="worse in both", points=beaten, symbol="circle", colour=MUTED),
+        Series(name="worse in time and cost", points=beaten, symbol="circle", colour=MUTED),
         *more,
     ]
     points = [point for one in series for point in one.points]
@@ -191,7 +191,7 @@ def throughput_chart(answer: Answer) -> Chart | None:
 
 
 def memory_chart(answer: Answer) -> Chart | None:
-    """Draw peak memory, beside the device's memory if a peak takes at least a quarter of the device's memory."""
+    """Draw peak memory, and the device's memory if a peak is at least a quarter of the device's memory."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
     name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
     series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
@@ -396,7 +396,7 @@ ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
 
 
 def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
-    """Return a trial to draw for each batch size: the best, or else the nearest to the target."""
+    """Map each batch size to the number of the best trial, or else of the trial nearest to the target."""
     chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
     nearest: dict[int, tuple[float, int]] = {}
     for trial in trials:

@@ -1,4 +1,4 @@
-"""Charts as SVG without scripts: a wide and a narrow version for pages, or a picture."""
+"""Charts as SVG without scripts, in a wide and a narrow version for pages or as a picture."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Shape = Literal["straight", "hv", "vh"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``; the chart leaves out ticks without room."""
+    """An axis from ``low`` to ``high``. The chart leaves out ticks that do not fit."""
 
     title: str
     low: float
@@ -66,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points as a line, as symbols, or as a line with symbols; the legend has only named series."""
+    """Points as a line, symbols, or a line with symbols. The legend has only named series."""
 
     points: Sequence[Point]
     name: str = ""
@@ -100,7 +100,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True)
 class ColourScale:
-    """A legend of point colours, with labels at shares of the colour sequence."""
+    """A legend of point colours, with labels at shares from 0 to 1 of the colour sequence."""
 
     title: str
     ticks: Sequence[Tick]
@@ -108,7 +108,7 @@ class ColourScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series on two axes; symbols cover lines, and wide lines cover narrow lines."""
+    """Series on two axes. Symbols cover lines, and wide lines cover narrow lines."""
 
     x: Axis
     y: Axis
@@ -175,7 +175,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def sequence_colour(share: float) -> str:
-    """Return the colour at a share of the sequence; 0 is the best."""
+    """Return the colour at a share of the colour sequence, from 0 for the best to 1."""
     place = round(min(1.0, max(0.0, share)), 2) * (STOPS - 1)
     before = min(int(place), STOPS - 2)
     percent = round(100 * (place - before))
@@ -296,7 +296,7 @@ class Frame:
 
 
 def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
-    """Draw two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
+    """Draw a wide ``svg`` element, and a narrow element that the style sheet shows on a phone.
 
     Args:
         name: Unique prefix of ids on the page.
@@ -316,7 +316,7 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
 
 
 def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
-    """Draw an SVG document; ``about`` is the text alternative."""
+    """Draw an SVG document with the text alternative ``about``."""
     size = Size(kind="wide", width=PICTURE_WIDTH - 2 * PICTURE_EDGE, plot_height=310, font=14)
     # ids differ between pictures in a notebook; rounded coordinates are equal on all processors
     digest = zlib.crc32("".join([title, *_drawn(chart, "", size)[0]]).encode())
@@ -347,7 +347,7 @@ SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 120, 32, 5
 
 
 def sparkline(values: Mapping[int, float], best: int) -> str:
-    """Draw values by batch size with a mark at ``best``; the scale is logarithmic if all values are positive."""
+    """Draw values by batch size, with a mark at ``best``. The scale is logarithmic if all values are positive."""
     sizes = sorted(values)
     on = math.log if min(values.values()) > 0 else float
     low, high = on(min(values.values())), on(max(values.values()))

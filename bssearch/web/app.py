@@ -73,7 +73,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The accepted host names of the server, and the token if required."""
+    """The host names that the server accepts, and the token if required."""
 
     names: frozenset[str]
     port: int
@@ -123,7 +123,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Middleware that enforces `Access` and adds `HEADERS`; ``refuse`` makes a page of status, message and hint."""
+    """Middleware that enforces `Access` and adds `HEADERS` to each response."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Guard:
             return self._refuse(405, f"{scope['method']} does not work, because pages are read-only", "Use GET")
         if (size := len(scope["query_string"])) > MOST_QUERY_BYTES:
             return self._refuse(
-                414, f"The query has {size} bytes, more than the {MOST_QUERY_BYTES} allowed", "Shorten the query"
+                414, f"The query has {size} bytes, more than {MOST_QUERY_BYTES} bytes", "Shorten the query"
             )
         return None if access.token is None else self._with_token(scope, headers)
 
@@ -272,7 +272,7 @@ class _Pages:
                 return self._failed(request, status, error.message, error.hint or "")
             except Exception as error:  # not in Starlette, so that `Guard` adds headers to the error page
                 log.exception("%s", request.url.path)
-                return self._failed(request, 500, f"{type(error).__name__}: see the server's log", "")
+                return self._failed(request, 500, f"Internal error {type(error).__name__}; see the server's log", "")
 
         async def answer_in_a_thread(request: Request) -> Response:
             if self._asked >= MOST_AT_ONCE:
@@ -356,7 +356,7 @@ REQUEST_S = 10.0  # seconds for a request's head and body on a slow network
 
 
 class Connection(H11Protocol):
-    """A connection with a deadline per request; new connections replace connections without an admitted request."""
+    """A connection with a deadline per request, and a limit on connections without an admitted request."""
 
     opened_at: float
     _is_admitted = False
@@ -418,15 +418,15 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    Pages require a token if other machines reach ``host``, or if ``asks_token``.
+    Pages require a token if other machines reach ``host``, or if ``asks_token`` is True.
 
     Args:
         port: TCP port; 0 takes a free port.
-        names: More accepted host names.
-        tell: Prints a line of the welcome.
+        names: More host names that the server accepts.
+        tell: Prints a line of the start message.
 
     Raises:
-        UsageError: The address is unusable, or needs a token that ``asks_token`` = False forbids.
+        UsageError: The address is unusable, or ``asks_token`` is False although other machines reach ``host``.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)

@@ -1,4 +1,4 @@
-"""Pages about several studies, a study, trials, and a trial."""
+"""Pages about several studies, one study, the trials of a study, and one trial."""
 
 import hashlib
 import math
@@ -127,7 +127,7 @@ def compare_page(asked: PageRequest) -> Answered:
 
 
 def best_page(asked: PageRequest) -> Answered:
-    """Show results and agreement of matching studies; without a filter, show the questions."""
+    """Show the answers of matching studies and their agreement, or all workloads and targets without a filter."""
     wanted = _study_filter(asked)
     with asked.databases.opened() as stores:
         studies = [study for store in stores for study in store.studies.summaries()]
@@ -182,7 +182,7 @@ PAUSE_SECONDS = 60.0
 
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
-    """Return a study's progress, with the curves of running trials, else of the latest ended trials.
+    """Return a study's progress, with the curves of running trials, or of the latest ended trials if no trial runs.
 
     ``is_live`` is also True between trials.
     """
@@ -250,7 +250,7 @@ def study_page(asked: PageRequest) -> Answered:
 
 
 def study_version(asked: PageRequest) -> str:
-    """Return a value that changes with a study's content and running evaluations."""
+    """Return a digest that changes when the content of a study's page changes."""
     name = asked.study
     with asked.databases.study(name, asked.database) as store:
         running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]

@@ -14,7 +14,7 @@ NUMBER = "db"  # query key of a database's number from 1, if several databases h
 
 
 class Databases:
-    """Read-only databases, which `open_databases` opens."""
+    """The databases of the server, which each request opens read-only."""
 
     def __init__(self, urls: Sequence[str] | None = None) -> None:
         with open_databases(urls) as stores:  # an unusable database raises before the server starts
@@ -26,7 +26,7 @@ class Databases:
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """Yield a store with a study; ``number`` selects the database."""
+        """Yield the store of a study, in database ``number`` if given."""
         with self.opened() as stores:
             store = found_study(stores if number is None else [numbered(stores, number)], name)[0]
             with store:  # errors name the unusable row
@@ -48,7 +48,7 @@ LONGEST_SHOWN = 60  # most characters of a query value in an error
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request for a page; ``several`` has all values of each query key."""
+    """A request for a page. ``several`` has all values of each query key."""
 
     databases: Databases
     path: Mapping[str, str]
@@ -67,7 +67,7 @@ class PageRequest:
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Return an integer from the query, else ``default``; raise `UsageError` if out of range."""
+        """Return an integer of the query, or ``default`` if missing. Raises `UsageError` if out of range."""
         given = self.text(name)
         if given is None:
             return default
@@ -79,7 +79,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Return the entry of ``known`` for a query value, None without a value; raise `UsageError` if unknown."""
+        """Return the entry of ``known`` for a query value, or None if missing. Raises `UsageError` if unknown."""
         given = self.text(name)
         if given is None:
             return None
@@ -89,7 +89,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A template with values; the page refreshes every ``live_seconds``, or never if 0."""
+    """A template with values. The page refreshes every ``live_seconds`` seconds, or never if 0."""
 
     template: str
     values: Mapping[str, Any]
@@ -110,7 +110,7 @@ Answered = View | Document
 class Page:
     """The functions of a page, which raise `BSSearchError` if the page has no content.
 
-    A client with the current ``version`` gets no body.
+    A client that already has the current ``version`` gets status 304 without a body.
     """
 
     show: Callable[[PageRequest], Answered]

@@ -169,7 +169,7 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
         "accuracy",
     )
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == "Final accuracy of each batch size after 20 train seconds, past the target:"
+    assert lines[0] == "Final accuracy of each batch size after 20 train seconds, without a stop at the target:"
     assert "32 (best) 0.95 – – 3" in lines
     assert "64 – – – 0 (2 ended early)" in lines
     assert "128 0.9 – 0.05 [0.01, 0.09] 3" in lines

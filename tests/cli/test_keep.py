@@ -89,7 +89,7 @@ def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is
         store.is_away = True
         done = bssearch("study", "delete", "other", "--yes", cwd=folder)
     assert (done.returncode, names(folder)) == (0, [])
-    left = "checkpoints of paused trials may remain; delete the remaining files"
+    left = "checkpoints of paused trials may remain"
     assert f"{left}: the checkpoint store troubled://{tmp_path}/store: " in done.stderr
 
 

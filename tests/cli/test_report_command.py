@@ -176,7 +176,7 @@ def test_where_one_table_cannot_be_written_none_is_and_that_one_is_named(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).mkdir()
-    assert f"{tmp_path / name} cannot be written: it is a folder" in refused(
+    assert f"{tmp_path / name} cannot be written: the path is a folder" in refused(
         folder, "report", "toy", "--csv", tmp_path, code=2
     )
     assert files(tmp_path) == {name}

@@ -500,12 +500,12 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = printed(capsys)
-    assert out.startswith("Unverified: batch 128 (lr 0.05, 2 micro-batches of 64) is expected to reach accuracy 0.97")
+    assert out.startswith("Unverified: batch 128 (lr 0.05, 2 micro-batches of 64) should reach accuracy 0.97")
     assert [
         part
         for part in (
             "1.6× faster than your default of 256",
-            "between 64 and 200 (90 %)",
+            "90 % interval of the optimum is 64 to 200",
             "1 run in 42 s",
             "noise scale not measured",
             "retune the learning rate between 0.01 and 0.2",
@@ -519,8 +519,8 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gain": 1.01}, "your default of 256 is expected to take at most 5% longer"),
-        ({"default_batch_size": 128}, "this batch size is your default"),
+        ({"gain": 1.01}, "Your default of 256 should take at most 5% longer"),
+        ({"default_batch_size": 128}, "This batch size is your default"),
         ({"learning_rate_gain": 3.0}, "took 3× the time of learning rate 0.05"),
     ],
     ids=["no gain", "the default's batch size", "a faster learning rate than the rule's"],

@@ -472,7 +472,7 @@ MISTAKES = {
         ("exited with code 2", "`arguments:`"),
     ),
     "file of another folder": Mistake(
-        script(f"open('data/train.csv')\n{loop()}"), ("data/train.csv", "the folder of the command")
+        script(f"open('data/train.csv')\n{loop()}"), ("data/train.csv", "the current folder")
     ),
     "number for a dict": Mistake(
         script(loop('return {"accuracy": ', "return (").replace(".item()}", ".item())")),

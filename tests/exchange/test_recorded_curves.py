@@ -82,7 +82,7 @@ def test_an_error_names_the_place_and_the_value(
 def test_both_files_are_written_or_none(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     table = read_table(write(tmp_path, *ROWS))
-    with pytest.raises(UsageError, match=r"x\.json cannot be written: it is a folder"):
+    with pytest.raises(UsageError, match=r"x\.json cannot be written: the path is a folder"):
         write_table(table, tmp_path / "x.csv.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["toy.csv", "toy.json", "x.json"]
 

@@ -71,7 +71,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Fieldset:
-    """Options of a request; fieldsets of a ``group`` get defaults together."""
+    """Inputs for the options of a request. All fieldsets of a ``group`` get default values together."""
 
     name: str
     legend: str
@@ -314,7 +314,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A rejected value, with the field if known, and a message with the page's labels."""
+    """An error in an entry, with the field if known and a message that uses the page's labels."""
 
     field: str | None
     label: str
@@ -324,7 +324,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSection:
-    """A section with results."""
+    """A section of results."""
 
     name: str
     title: str
@@ -345,7 +345,7 @@ Asked = TypeVar("Asked", bound=Request)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking(Generic[Asked]):
-    """A command with the options' texts."""
+    """A ``bssearch plan`` command with the form's entries."""
 
     part: ResultSection
     command: str
@@ -362,7 +362,7 @@ class Asking(Generic[Asked]):
 
     @property
     def line(self) -> str:
-        """The command line as typed; empty if a text has no command-line form."""
+        """The command line for the entries, or an empty text if an entry is invalid."""
         return (
             ""
             if self._unreadable()
@@ -381,7 +381,7 @@ class Asking(Generic[Asked]):
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
-        """Return the result section, empty if a field is missing or wrong."""
+        """Return the section of results, empty if an entry is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "see the errors above the results"
@@ -569,8 +569,8 @@ TRADE_OFF = ResultSection(
 DEVICES = ResultSection(
     name="devices",
     title="Several devices",
-    text="The table has the time to the target on 1 to N devices. More devices pay if each device does at least half "
-    "of a single device's work.",
+    text="The table has the time to the target on 1 to N devices. More devices pay if each device does at least "
+    "half of a single device's work.",
 )
 
 
@@ -741,7 +741,7 @@ MOST_NAMED = 5  # most unknown fields in a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculated:
-    """The content of a rendered page."""
+    """The content of the calculator's page."""
 
     texts: Mapping[str, str]
     wrong: Mapping[str, str]  # the fields' errors
@@ -767,7 +767,7 @@ def calculator_page(asked: PageRequest) -> Answered:
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """Calculate a query's results, without parts that depend on wrong or missing fields; never raise.
+    """Return the results of a query without raising an error. A section stays empty if an entry is wrong or missing.
 
     A group without fields in the query gets its defaults.
     """

@@ -83,7 +83,7 @@
         say("");
       } else {
         const shown = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("h1");
-        say(`As of ${seen.toLocaleTimeString()}. ${shown ? shown.textContent : answer.status}`);
+        say(`Last update ${seen.toLocaleTimeString()}. ${shown ? shown.textContent : answer.status}`);
       }
     } catch {
       say(`The server does not answer; last update ${seen.toLocaleTimeString()}.`);
