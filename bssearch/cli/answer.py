@@ -206,7 +206,7 @@ def _runs(found: Answer, row: Batch, *, is_default: bool) -> str:
 
 def _without_figure(row: Batch) -> str:
     if not row.ended:
-        return "not tried" if row.predicted_s is None else "not tried, predicted"
+        return "not tried" if row.predicted_s is None else "not tried: predicted"
     if "reached" in row.ended:
         return f"{row.ended['reached']} of {sum(row.ended.values())} reached the target"
     return ", ".join(f"{count} {state}" for state, count in row.ended.items())

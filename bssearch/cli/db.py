@@ -26,7 +26,7 @@ def init(
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Create missing tables, and the roles of a team if --roles is given."""
+    """Create missing tables, and the roles of a team with --roles."""
     from bssearch.storage.connection.engine import parse_url
     from bssearch.storage.migrate import DEFAULT_PREFIX, Roles, refuse_roles_of_a_file, script, upgrade as to_head
 

@@ -254,8 +254,8 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 def slope_line(slope: LearningRateSlope | None) -> str:
     if slope is None:
         return (
-            "The slope of the tuned learning rate over batch size is unknown; search the learning rate at three or more "
-            "batch sizes."
+            "The slope of the tuned learning rate over batch size is unknown; search the learning rate at three or "
+            "more batch sizes."
         )
     excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)
     return f"Tuned learning rate ∝ batch^{slope.estimate:.2f} [{slope.low:.2f}, {slope.high:.2f}]: " + (
@@ -413,8 +413,8 @@ def print_track_record(found: TrackRecord) -> None:
         print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
         say(
-            f"{found.held} of {len(rows)} quick answers have an interval that overlaps the batch sizes within 5 % of the "
-            f"best{ratio}."
+            f"{found.held} of {len(rows)} quick answers have an interval that overlaps the batch sizes within 5 % of "
+            f"the best{ratio}."
         )
     else:
         say("No study has both a quick answer and a confirmed search yet.")

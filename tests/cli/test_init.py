@@ -134,7 +134,7 @@ def test_names_that_would_hide_a_module_or_are_no_class() -> None:
     for name in ("torch", "random", "sys"):
         with pytest.raises(UsageError, match=rf"{name}\.py would hide the module"):
             check_free(name)
-    with pytest.raises(UsageError, match="None is not a valid name of a class"):
+    with pytest.raises(UsageError, match="None is not a valid class name"):
         class_name_of("none")
     assert class_name_of("resNet-50_v2--") == "ResNet50V2"
     check_free("no-such-module")

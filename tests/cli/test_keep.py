@@ -68,7 +68,7 @@ def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         observations = sum(map(len, store.trials.curves("task", range(1, 6)).values()))
     what = f"study task with 5 trials and {observations} observations"
-    assert f"before deleting {what}" in refused(folder, "study", "delete", "task", code=2)
+    assert f"cannot confirm the deletion of {what}" in refused(folder, "study", "delete", "task", code=2)
     assert names(folder) == ["task", "other"]
     assert what in printed(folder, "study", "delete", "task", "--yes")
     assert names(folder) == ["other"]
