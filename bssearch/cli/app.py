@@ -150,7 +150,7 @@ def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
 app = typer.Typer(
     name="bssearch",
     cls=_Commands,
-    help="Find the batch size that reaches your target soonest: optimal, not maximal. Try `bssearch run digits`.",
+    help="Find the batch size that reaches your target soonest. Try `bssearch run digits`.",
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done · 1 unexpected · 2 usage or invalid spec · 3 not found · 4 database · "
     "5 no trial reached the target · 6 device, memory or launch · 130 interrupted",

@@ -206,7 +206,7 @@ def worker(
         str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:N.", show_default="each spec's")
     ] = None,
     turn_seconds: Annotated[
-        float, typer.Option(help="Seconds until a study yields to a study that comes earlier in the queue.")
+        float, typer.Option(help="Seconds until a study yields to an earlier study in the queue.")
     ] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when the queue is empty.")] = False,
 ) -> None:

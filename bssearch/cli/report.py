@@ -69,7 +69,7 @@ def best(
     objective: ObjectiveFilter = None,
     precision: PrecisionFilter = None,
 ) -> None:
-    """Print the best batch size, its configuration and its certainty."""
+    """Print the best batch size, the configuration and the certainty."""
     from bssearch.commands.across.answers import ANSWERED, StudyFilter, answers_in
     from bssearch.commands.across.databases import open_databases
 

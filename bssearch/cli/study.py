@@ -157,11 +157,11 @@ def confirm(
     launch: Launch,
     runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs per finalist, at least the stored number; by default 3 with --to-budget."),
+        typer.Option(min=1, help="Runs per finalist, at least the stored number. With --to-budget, the default is 3."),
     ] = None,
     max_runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Maximum runs per finalist, while the finalists are too close to distinguish."),
+        typer.Option(min=1, help="Maximum runs per finalist if the finalists are too close to distinguish."),
     ] = None,
     train_seconds: Annotated[
         float | None,
@@ -175,7 +175,7 @@ def confirm(
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Repeat the finalists with fresh seeds, and print the answer."""
+    """Train the finalists again with fresh seeds, and print the answer."""
     if to_budget:
         exclude("--to-budget", {"--max-runs": max_runs, "--train-seconds": train_seconds})
     from bssearch.cli.answer import print_found

@@ -192,7 +192,7 @@ def add(
         list[str] | None,
         typer.Argument(
             metavar="[STUDY] KEY=VALUE...",
-            help="Values that differ from the study's default; STUDY is optional if the database has only one study.",
+            help="Values that differ from the study's default. STUDY is optional if the database has only one study.",
         ),
     ] = None,
     db: DatabaseOption = None,

@@ -138,7 +138,7 @@ def _grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Obje
         name="grown-trials",
         title="Trials with a growing batch",
         text="The table has a row per schedule, with the median over runs; the best schedule is bold. The law and the "
-        "table of batch sizes leave these trials out.",
+        "table of batch sizes leave out trials with a growing batch.",
         table=Table(
             ["Batch", sentence(objective.axis_title), "First learning rate", "Ended", "Trials"],
             [
@@ -518,9 +518,9 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
     return Section(
         name="audit",
         title="Rules of thumb on this workload",
-        text="Regret is the rule's objective value divided by the tuned optimum's at the same batch size. If a rule "
-        "predicts a ratio, regret is this ratio. Brackets are 95 % intervals. Most rules hold if the interval is below "
-        f"{HELD:.2f}, and break if the interval is above {BROKE:.2f}.",
+        text="Regret is the rule's objective value divided by the tuned optimum's at the same batch size. For rules "
+        "about a ratio, such as noise scale / critical batch size, regret is this ratio. Brackets are 95 % intervals. "
+        f"Most rules hold if the interval is below {HELD:.2f}, and break if the interval is above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],
@@ -556,7 +556,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
     excluded = ", ".join(in_words(one) for one in slope.get("excludes") or [])
     return (
         f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
-        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, and square root is 0.5."
+        f"[{number(slope['low'])}, {number(slope['high'])}]; linear scaling has power 1, square-root scaling 0.5."
         f"{f' The interval excludes {excluded}.' if excluded else ''}"
     )
 
@@ -571,7 +571,7 @@ def _promised_and_found(answer: Answer) -> Section | None:
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"The quick answer promised a training {number(promise.gain)}× as fast as the default's. The promised "
+        text=f"The quick answer promised training {number(promise.gain)}× as fast as with the default. The promised "
         f"90 % interval {held} the batch sizes within 5 % of the best.",
         table=Table(
             ["", "Batch", "Range", "Time / the optimum's time"],

@@ -306,7 +306,7 @@ def _lower_bounds(answer: Answer) -> Iterator[Series]:
         if (bound := row.objective_lower_bound) is not None
     ]
     if points:
-        yield Series(name=f"{exceeds} than this (target missed)", points=points, colour=MUTED, symbol="arrow", size=12)
+        yield Series(name="lower bound (target missed)", points=points, colour=MUTED, symbol="arrow", size=12)
 
 
 def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
@@ -315,7 +315,7 @@ def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
         return
     value, more = best.median * ratio.value, f"{objective_in(answer).exceeds} than " if ratio.at_least else ""
     yield _apart(
-        f"your default ({more}this)" if more else "your default",
+        "your default (lower bound)" if more else "your default",
         [
             Point(
                 batch_size,

@@ -186,7 +186,7 @@ class Guard:
         return self._refuse(
             401,
             "The token is wrong" if given else "This server requires a token",
-            "Use the address with the token that the server printed at the start",
+            "Use the address that the server printed at the start",
         )
 
 

@@ -158,7 +158,7 @@ def test_a_default_that_missed_the_target_takes_more_samples_not_longer() -> Non
     default = make_spec().default_configuration
     trial = make_trial(99, configuration=default, state=TrialState.EXHAUSTED, seconds=9.0, last_miss_step=10_000)
     ran = answer_of([*law_trials(), trial], make_spec(objective="samples_to_target"))
-    assert named(plots.objective_chart(ran, 32), "your default").name == "your default (more than this)"
+    assert named(plots.objective_chart(ran, 32), "your default").name == "your default (lower bound)"
 
 
 def labels(chart: Chart | None, name: str) -> set[str]:

@@ -314,7 +314,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An error in an entry, with the field if known and a message that uses the page's labels."""
+    """An error in an entry, with a message that uses the page's labels."""
 
     field: str | None
     label: str
@@ -769,7 +769,7 @@ def calculator_page(asked: PageRequest) -> Answered:
 def calculated(query: Mapping[str, str]) -> Calculated:
     """Return the results of a query without raising an error. A section stays empty if an entry is wrong or missing.
 
-    A group without fields in the query gets its defaults.
+    A group without fields in the query gets default values.
     """
     named = {GROUPS[name] for name in query if name in FIELDS}
     typed = {
