@@ -343,7 +343,6 @@ def exported(answer: Answer, form: Export, values: Parameters | None = None) -> 
 
 
 def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) -> str:
-    """Format the best batch schedule as YAML, arguments or a Python training loop."""
     if form == "args":
         return visible(shlex.join(arguments(found.values))) + "\n"
     notes = (f"note: {caveat}" for caveat in (*found.notes, *grave(answer)))

@@ -39,7 +39,6 @@ def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | s
 def with_parameters(
     command: Callable[..., None], help_text: str | None, parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Set the help and parameters of a command for Typer, and return the command."""
     command.__doc__ = help_text
     command.__annotations__ = {}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -184,13 +183,11 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if the user gives an option in ``others`` together with ``option``."""
     for name, value in others.items():
         require(value is None or value is False, f"give either {option} or {name}, not both")
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if the user gives an option in ``others`` without ``option``."""
     for name, value in others.items():
         require(value is None or value is False, f"{name} needs {option}; add {option} or omit {name}")
 

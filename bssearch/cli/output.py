@@ -97,7 +97,6 @@ def write(text: str) -> None:
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
-    """Print rows as a table of ``columns``, or in another format with all keys."""
     match form:
         case Format.TABLE if rows:
             print_table(rows, columns)

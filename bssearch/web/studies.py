@@ -250,7 +250,6 @@ def study_page(asked: PageRequest) -> Answered:
 
 
 def study_version(asked: PageRequest) -> str:
-    """Return a digest that changes when the content of a study's page changes."""
     name = asked.study
     with asked.databases.study(name, asked.database) as store:
         running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
