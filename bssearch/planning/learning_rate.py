@@ -41,7 +41,7 @@ ROUNDING = 1e-9  # κ(1 − β) counts as 1 within this distance, which is above
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule of thumb; ``holds`` and ``breaks`` state the rule's limits."""
+    """A rule of thumb, with limits in ``holds`` and ``breaks``."""
 
     rate: LearningRateRule | None = None  # None means the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """The values for `BatchRules`; a missing value is the optimizer's default, or None without a default."""
+        """The values for `BatchRules`. A missing value takes the optimizer's default, if any, else None."""
         return {
             name: self._own.get(name) if (value := getattr(self, name)) is None else value
             for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
@@ -246,7 +246,7 @@ class RuledConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRatePlan(Plan):
-    """The configurations by rule; ``ratio`` is ``batch`` / ``from_batch``."""
+    """The configurations by rule, at ``ratio`` = ``batch`` / ``from_batch``."""
 
     from_batch: int
     batch: int

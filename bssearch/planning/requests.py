@@ -1,4 +1,4 @@
-"""Plan requests; their pydantic models define the options of the command line, the page and Python."""
+"""Pydantic models of plan requests, which define options for the command line, the page and Python."""
 
 import inspect
 import re
@@ -56,7 +56,7 @@ Database = Annotated[str | None, Option("Database with the studies.", metavar="U
 
 
 class RequestError(UsageError):
-    """A request has wrong fields; ``problems`` maps a field's name to the message."""
+    """A request has wrong fields. ``problems`` maps a field's name to the message."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -64,7 +64,7 @@ class RequestError(UsageError):
 
 
 class Request(BaseModel):
-    """The input of a plan, with strict types; only `read` accepts texts."""
+    """The input of a plan, with strict types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -80,7 +80,7 @@ class Request(BaseModel):
 
 
 class Plan:
-    """The base class of answers to requests."""
+    """The answer to a request."""
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -89,7 +89,7 @@ class Plan:
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """Return a request's options by field; fields only for Python have no option."""
+    """Return a request's options by field, without fields that only Python has."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }
@@ -103,7 +103,7 @@ def type_of(model: type[Request], name: str) -> Any:
 
 
 def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
-    """Create a request from values or texts; raise `RequestError` for wrong fields."""
+    """Create a request from values or texts. Raises `RequestError` for wrong fields."""
     try:
         return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
     except ValidationError as error:
@@ -126,7 +126,7 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
 
 
 def shown(value: object) -> str:
-    """Format a value for a message; a huge integer becomes its number of digits."""
+    """Format a value for a message. A huge integer becomes a number of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)
@@ -152,7 +152,7 @@ ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark; ``code`` is for programs, ``message`` for the user."""
+    """A remark, with a ``code`` for programs and a ``message`` for users."""
 
     code: str
     message: str

@@ -51,7 +51,7 @@ class AccumulationRequest(Request):
     max_micro: Annotated[
         Micro | None,
         Option(
-            "Instead of micro: most samples that fit on a device; the plan takes a divisor of a device's share.",
+            "Instead of micro: most samples that fit on a device. The plan takes a divisor of a device's share.",
             label="Largest micro-batch",
             unit="samples",
         ),
@@ -159,7 +159,7 @@ _split = lru_cache(maxsize=MOST_DEVICES)(split_batch)
 
 
 class ScaleRequest(Request):
-    """The input of a scale plan; a micro-batch of m samples takes ``alpha_s`` + ``beta_s``·m seconds."""
+    """The input of a scale plan. A micro-batch of m samples takes ``alpha_s`` + ``beta_s``·m seconds."""
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
@@ -222,7 +222,7 @@ class ScaleRequest(Request):
     at_batch: Annotated[
         Batch | None,
         Option(
-            "Batch size of the training with samples_to_target.",
+            "Batch size of the training that took samples_to_target.",
             label="Counted at batch",
             unit="samples",
             shown_default="the batch of one device",
@@ -276,8 +276,8 @@ class ScaleRequest(Request):
         )
         require(
             self.devices == 1 or self.study or (self.bandwidth_gb_s and self.parameters),
-            f"devices = {self.devices} exchange gradients; give bandwidth_gb_s and parameters, or a study "
-            "that ran on several devices",
+            f"devices = {self.devices} needs the seconds to exchange gradients; give bandwidth_gb_s and parameters, or "
+            "a study that ran on several devices",
         )
         return self
 
@@ -327,7 +327,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleInterval:
-    """A number with an interval; a value is None if unknown or unlimited."""
+    """A number with an interval. None means unknown or unlimited."""
 
     estimate: float | None
     low: float | None = None
@@ -347,7 +347,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return all rows, or in a long plan powers of two, the last row and rows that the text names."""
+        """Return the rows to show. A long plan shows powers of two, the last row, and rows that the text names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -355,7 +355,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for 1 … ``devices`` devices; if the batch is fixed, only for divisors of the batch."""
+    """Plan for 1 … ``devices`` devices, or only for divisors of a fixed batch."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = _device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))
@@ -439,7 +439,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
             "fewer samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"all {rows[-1].devices} devices of the plan pay; the limit is at least {rows[-1].devices} devices"
+        yield f"even {rows[-1].devices} devices pay; plan for more devices to find the limit"
     if any(row.accumulation_steps > 1 for row in rows):
         yield "the plan counts α for each accumulated micro-batch; the real time may be shorter"
     if asked.samples_to_target is None:
@@ -451,7 +451,7 @@ BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """A batch size on one device; relative values are multiples of the least values."""
+    """A batch size on one device. Relative values are multiples of the least value."""
 
     row: ScaleRow
     relative_time: float

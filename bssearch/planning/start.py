@@ -1,4 +1,4 @@
-"""Questions about a first study, and the study's spec from ``start.yaml``."""
+"""Questions before a first study, and the study's spec from the answers."""
 
 import json
 import math
@@ -95,11 +95,11 @@ class StartRequest(Request):
     seconds: Annotated[Positive, Option("Seconds that a training takes to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
-        Positive | None, Option("MiB of memory per sample (see bssearch plan memory).", shown_default=UNKNOWN)
+        Positive | None, Option("Memory per sample in MiB, as from `bssearch plan memory`.", shown_default=UNKNOWN)
     ] = None
     model: Annotated[
         Name | None,
-        Option("Network by name, or a model to trace, for parameters and memory; see `bssearch plan memory`."),
+        Option("Network by name, or a model to trace, as in `bssearch plan memory`."),
     ] = None
     input_shape: Annotated[
         Shape | None, Option("Shape of a sample, such as 3x224x224, with --model.", flag="--input", metavar="SHAPE")
@@ -122,10 +122,11 @@ class StartRequest(Request):
             (self.batch or 0) <= (self.samples or math.inf),
             f"batch = {self.batch} must be <= train_samples = {self.samples} of {self.workload}",
         )
-        given = " and ".join(sorted(self.model_fields_set & {"parameters", "sample_mib"}))
+        given = sorted(self.model_fields_set & {"parameters", "sample_mib"})
+        values = " and ".join(f"{name} = {getattr(self, name)}" for name in given)
         require(
             self.model is None or not given,
-            f"model = {self.model} contradicts {given}; omit model or {given}",
+            f"model = {self.model} contradicts {values}; omit model or {' and '.join(given)}",
         )
         require(
             self.model is not None or self.input_shape is None,
@@ -151,7 +152,7 @@ class StartRequest(Request):
 
     @property
     def state(self) -> str:
-        """The optimizer's name in memory plans; ``sgd`` in a spec has momentum."""
+        """The optimizer's name in memory plans, in which ``sgd`` has no momentum."""
         return "momentum" if self.optimizer == "sgd" else self.optimizer
 
     def with_memory_of_model(self) -> Self:
@@ -184,7 +185,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """The plan of a first study; ``reasons`` maps fields of the spec to reasons."""
+    """The plan of a first study, with ``reasons`` for fields of the spec."""
 
     answers: dict[str, Any]
     spec: StudySpec
@@ -195,7 +196,7 @@ class StartPlan(Plan):
     notes: list[Note]
 
     def document(self) -> dict[str, Any]:
-        """Return the plan as JSON values; ``spec`` has the fields of the YAML text."""
+        """Return the plan as JSON values, with ``spec`` as in the YAML text."""
         return {**asdict(self), "spec": yaml.safe_load(self.yaml)}
 
 
@@ -305,7 +306,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         f"the batch of all {asked.devices} devices together; give step times of {asked.devices} devices to "
         "`bssearch best --step-times` and `bssearch plan scale`"
     )
-    micro = "larger batches accumulate micro-batches, an exact sum except for batch normalisation"
+    micro = "larger batches accumulate micro-batches exactly, except for batch normalisation"
     return {
         "preset": "few small steps keep the pretrained model's knowledge" if tuning else "",
         "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a template"

@@ -259,7 +259,7 @@ def test_the_table_has_the_same_numbers_as_separate_plans() -> None:
     [
         ({"precision": "bf16", "device": "t4"}, "t4 has no bf16"),
         ({"precision": "fp8", "device": "a100"}, "a100-80gb has no fp8"),
-        ({"devices": 8}, "Each of 8 devices has all terms"),
+        ({"devices": 8}, "Each of 8 devices holds all weights"),
     ],
 )
 def test_limits_of_a_device_or_a_flag_are_noted(asked: dict[str, Any], said: str) -> None:

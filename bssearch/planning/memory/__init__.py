@@ -8,10 +8,10 @@ __all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]
 
 @planned(MemoryPlanRequest)
 def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan a training step's memory per device by term, and the micro-batches that fit.
+    """Plan a training step's memory per device, and the micro-batches that fit.
 
-    Give ``parameters``, with a transformer's dimensions for activations, a ``network`` with ``input_shape``, or a
-    ``model`` to trace (see `models`).
+    Give ``parameters``, a ``network`` with ``input_shape``, or a ``model`` to trace (see `models`). With
+    ``parameters``, activations need a transformer's dimensions.
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.

@@ -1,8 +1,8 @@
 """Models for a traced memory plan, with random weights and no network access.
 
-``package.module:attribute`` or ``path/file.py:attribute`` is, or returns, a module, or a module and
-``loss(module, size)``. ``transformers:Class`` uses the default configuration, and ``transformers:PATH`` reads
-``config.json``. ``timm:name`` is a model of timm.
+``package.module:attribute`` and ``path/file.py:attribute`` name a module, or a function that returns a module. Instead
+of a module, a pair of a module and ``loss(module, size)`` is valid. ``transformers:Class`` uses the default
+configuration, and ``transformers:PATH`` reads ``config.json``. ``timm:name`` is a model of timm.
 """
 
 import importlib
@@ -36,7 +36,7 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module to trace; ``batch`` makes a batch of a size, and ``loss`` returns the loss and the output, if known."""
+    """A module to trace. ``batch`` makes a batch of a size. ``loss`` returns the loss and, if known, the output."""
 
     module: nn.Module
     batch: Callable[[int], Any]
@@ -67,7 +67,7 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Checkpoint activations by the model's own method, else around repeated modules in lists."""
+    """Checkpoint activations with the model's own method, else in the repeated modules of a list."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:

@@ -1,4 +1,4 @@
-"""Convolutional networks: their parameters, and the elements that the backward pass of a sample keeps."""
+"""Count the parameters of convolutional networks, and the elements per sample that the backward pass needs."""
 
 # A layer keeps the input for the gradients. An in-place activation's output is the next layer's input. He et al. 2015
 # (arXiv 1512.03385), Tan & Le 2019 (arXiv 1905.11946), Liu et al. 2022 (arXiv 2201.03545), Ronneberger et al. 2015
@@ -16,7 +16,7 @@ INDEX_BYTES = 8  # per index of a maximum in pooling
 
 @dataclass(slots=True)
 class Block:
-    """Layers that checkpointing recomputes together; sizes are in elements per sample."""
+    """Layers that checkpointing recomputes together, with sizes in elements per sample."""
 
     given: int  # elements of the input
     kept: int = 0
@@ -56,7 +56,7 @@ class Network:
         self.blocks.append(Block(self.elements))
 
     def keep(self, elements: int | None = None) -> None:
-        """Keep ``elements`` elements for the gradients; by default, keep the current tensor once."""
+        """Keep ``elements`` elements for the gradients, by default the current tensor once."""
         if elements is None and self.is_kept:
             return
         block = self.blocks[-1]
@@ -65,7 +65,7 @@ class Network:
         self.is_kept = self.is_kept or elements is None
 
     def convolve(self, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, bias: bool = False) -> None:
-        """Convolve with padding; a kernel of 1 is a linear layer over channels."""
+        """Convolve with padding. A kernel of 1 is a linear layer over channels."""
         self.keep()
         self.parameters += self.channels // groups * out * kernel**2 + out * bias
         self.channels, self.height, self.width = out, -(-self.height // stride), -(-self.width // stride)
@@ -216,7 +216,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 def network(
     name: str, shape: Sequence[int], stages: Sequence[int] | None = None, channels: Sequence[int] | None = None
 ) -> Network:
-    """Build a network for inputs (channels, height, width); raise `UsageError` for wrong sizes."""
+    """Build a network for inputs (channels, height, width). Raises `UsageError` for wrong sizes."""
     kind = ARCHITECTURES[name]
     blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
     require(

@@ -25,7 +25,7 @@ FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """The bytes of each kind of number in a precision; fp8 computes in 16 bits."""
+    """The bytes of a weight, a gradient and other numbers in a precision. ``fp8`` computes in 16 bits."""
 
     precision: str
     mixed: str | None
@@ -83,7 +83,7 @@ MATRIX_SIDE = 1024  # side of a factored matrix without a hidden size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """The bytes per device that do not depend on the batch."""
+    """The bytes per device that do not depend on the batch size."""
 
     weights: int
     gradients: int
@@ -132,9 +132,10 @@ def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
 
 
 def trained_parameters(asked: MemoryPlanRequest) -> int:
-    """Count the parameters with a gradient; LoRA has r·(in + out) for each matrix of the blocks.
+    """Count the parameters with a gradient.
 
-    LoRA: Hu et al. 2021, arXiv 2106.09685, § 4.1; all linear layers have adapters, as in QLoRA.
+    LoRA has r·(in + out) for each matrix of the blocks (Hu et al. 2021, arXiv 2106.09685, § 4.1). As in QLoRA, all
+    linear layers have adapters.
     """
     model = asked.transformer
     if asked.lora_rank and model is not None:
@@ -163,7 +164,7 @@ LOGIT_BYTES = 3 * FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A transformer's dimensions; by default, ``kv_heads`` equals ``heads``, and ``intermediate`` is 4 × ``hidden``."""
+    """A transformer's dimensions. By default, ``kv_heads`` equals ``heads``, and ``intermediate`` is 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -180,7 +181,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBytes:
-    """The growth of a step's peak per sample, in bytes."""
+    """The growth of a step's memory peak per sample, in bytes."""
 
     activations: int
     attention_scores: int
@@ -192,10 +193,10 @@ class SampleBytes:
 
 
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
-    """Return a sample's bytes at the peak of the passes.
+    """Return a sample's bytes at the memory peak of the forward and backward pass.
 
-    Checkpointing keeps each layer's input, and the larger of the logits and a recomputed layer (Korthikanti et al.
-    2022, arXiv 2205.05198, § 5).
+    Checkpointing keeps each layer's input, and the logits or a recomputed layer, whichever is larger (Korthikanti et
+    al. 2022, arXiv 2205.05198, § 5).
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)

@@ -1,4 +1,4 @@
-"""Memory plans by arithmetic, with the requests, terms and devices of all memory plans."""
+"""Memory plans by arithmetic, and the requests, terms and devices of all memory plans."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
 
 
 def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Sequence[NumberFormat]) -> Iterator[str]:
-    """Yield options that fit: a device with ``needed`` bytes free, and changes that take at most ``room`` bytes."""
+    """Yield options that fit: a device with ``needed`` bytes free, and settings that take at most ``room`` bytes."""
     if (device := _smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
-        yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
+        yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside the CUDA context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
     usable = [one for one in formats if one != asked.form and not (has_no_bf16 and one.precision == "bf16")]
     if has_no_bf16:
@@ -233,7 +233,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
         "forward_backward",
     ),
     "activation_gradients": ("gradients of activations in the backward pass", "forward_backward"),
-    "logits": ("logits if traced, log-probabilities and gradients of the logits", "forward_backward"),
+    "logits": ("log-probabilities, gradients of the logits and, if traced, the logits", "forward_backward"),
     "foreach_temporaries": ("temporary tensors of the update of all tensors at once", "update"),
 }
 
@@ -265,7 +265,7 @@ class MemoryOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryOption, Plan):
-    """The memory of a training step per device; bytes and micro-batches are None if unknown."""
+    """The memory of a training step per device. Bytes and micro-batches are None if unknown."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -303,7 +303,7 @@ CONTEXT_BYTES = 512 * MIB  # a CUDA context and kernels take about half a GiB pe
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """A kind of device; ``memory_bytes`` is None if unknown, and ``capability`` is None without a GPU."""
+    """A kind of device. ``memory_bytes`` is None if unknown, and ``capability`` is None without a GPU."""
 
     name: str
     memory_bytes: int | None
@@ -581,7 +581,7 @@ class MemoryPlanRequest(Request):
         there = (self.kind and self.kind.memory_bytes) or 0
         require(
             mixed is None or self.precision != "fp32",
-            f"mixed = {mixed!r} needs precision = bf16, fp16 or fp8, not fp32",
+            f"mixed = {mixed!r} contradicts precision = fp32; use precision = bf16 or fp16, or omit mixed",
         )
         require(
             mixed in (None, "master") or self.precision != "fp8",
@@ -661,7 +661,10 @@ class MemoryPlanRequest(Request):
                 f"{name} = {getattr(self, name)} contradicts model = {self.model}; omit {name}",
             )
         require(self.precision != "fp8", f"precision = fp8 contradicts model = {self.model}; use fp32, bf16 or fp16")
-        require(not self.offload_optimizer, f"offload_optimizer contradicts model = {self.model}; omit one option")
+        require(
+            not self.offload_optimizer,
+            f"offload_optimizer = True contradicts model = {self.model}; omit offload_optimizer",
+        )
         require(self.mixed != "master", f"mixed = master contradicts model = {self.model}; use autocast or pure")
 
     def has(self, name: str) -> bool:
@@ -702,7 +705,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def overhead_bytes(self) -> int:
-        """The bytes in use before the first tensor, 0 without a device; no CUDA context if ``memory_gib`` is given."""
+        """The bytes in use before the first tensor; 0 without a device. ``memory_gib`` excludes the CUDA context."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
@@ -721,7 +724,7 @@ class MemoryPlanRequest(Request):
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest and the safe micro-batch, or None if unknown; ``largest`` maps bytes to samples."""
+        """Return the largest and the safe micro-batch, or None if unknown. ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
@@ -749,4 +752,4 @@ class MemoryPlanRequest(Request):
         if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
             yield f"{self.device} has no fp8 (compute capability below 8.9) and widens weights to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
-            yield f"Each of {self.devices} devices has all terms; shard the terms with --stage."
+            yield f"Each of {self.devices} devices holds all weights and optimizer state; shard memory with --stage."

@@ -1,4 +1,4 @@
-"""Memory plans from traces of a training step with fake tensors at two batch sizes."""
+"""Plan memory from a training step, traced with fake tensors at two batch sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CUDA_BLOCK_BYTES = 512
 
 @dataclass(slots=True)
 class Allocation:
-    """The lifetime of a storage; each creation or release of a storage is an event."""
+    """The lifetime of a tensor's storage. Each creation or release of a storage is an event."""
 
     start: int  # the event that created the storage
     size: int  # in bytes
@@ -58,7 +58,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class StepLifetimes:
-    """The storages of a traced step; the step starts at event ``since``."""
+    """The storages of a traced step, which starts at event ``since``."""
 
     micro_batch_size: int
     since: int
@@ -100,10 +100,10 @@ class StepLifetimes:
 
 
 class PeakByBatch:
-    """The peak of a step by micro-batch size, from traces at two sizes.
+    """The memory peak of a step by micro-batch size, from traces at two sizes.
 
-    The live bytes at each event are a line over the micro-batch size; the peak is the highest line. The peak itself
-    counts as linear if the two traces have different numbers of events.
+    The live bytes at each event are linear in the micro-batch size. If the traces have different numbers of events, the
+    peak itself counts as linear.
     """
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:
@@ -127,7 +127,7 @@ class PeakByBatch:
         return floor(((memory_bytes - self._fixed[grows]) / self._per_sample[grows]).min()) if grows.any() else 0
 
     def terms(self, micro_batch_size: int) -> Mapping[str, tuple[float, float]]:
-        """Return each term's fixed bytes and bytes per sample at the peak of the passes."""
+        """Return each term's fixed bytes and bytes per sample at the memory peak before the optimizer's update."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
             event = int(live[: self._small.events_before_update()].argmax())
@@ -190,7 +190,7 @@ IN_FP32 = frozenset(
 
 
 class CudaKernels(TorchFunctionMode):
-    """A mode with CUDA's kernels; ``has_flash`` is True from compute capability 8.0 on."""
+    """A mode that traces CUDA's kernels. ``has_flash`` is True from compute capability 8.0 on."""
 
     def __init__(self, *, has_flash: bool) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ TERM_OF_PHASE = {
 def trace(
     model: ModelUnderPlan, asked: MemoryPlanRequest, optimizer: str | None, micro_batch_size: int, mode: FakeTensorMode
 ) -> StepLifetimes:
-    """Trace a training step of a model with tensors of ``mode``, after the optimizer has created the state."""
+    """Trace a model's training step with fake tensors of ``mode``, after the first update of the optimizer."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error is raised
     module, dtype = model.module, DTYPES[asked.precision] if asked.form.mixed == "autocast" else None
     recorder = _Recorder(CUDA_BLOCK_BYTES if _is_cuda(asked) else 1)
@@ -547,9 +547,9 @@ def _notes(module: nn.Module, asked: MemoryPlanRequest, gradients: int) -> Itera
         f"gradients ({gib(gradients)} at every batch size)."
     )
     if asked.stage == 3:
-        yield "The trace lacks the one or two layers that stage 3 gathers at a time."
+        yield "The trace lacks the one or two layers that ZeRO stage 3 gathers at a time."
     if any(isinstance(one, nn.RNNBase) for one in module.modules()):
-        yield "Traces miss the workspaces of recurrent kernels; measure the memory with `bssearch probe memory`."
+        yield "The trace lacks the workspaces of recurrent kernels; measure the memory with `bssearch probe memory`."
     yield from asked.notes()
     if asked.kind is not None and asked.kind.is_cuda:
-        yield "Traces have a GPU's attention, autocast and dropout; workspaces of convolutions are estimates."
+        yield "The trace has a GPU's attention, autocast and dropout; workspaces of convolutions are estimates."
