@@ -119,7 +119,7 @@ _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
 
 
 def launched_ranks(command: Sequence[str]) -> str | None:
-    """Return torchrun's number of processes; None if the option is missing."""
+    """Return torchrun's ``--nproc-per-node``, or None if missing."""
     for token, following in zip(command, [*command[1:], ""], strict=False):
         if found := _RANKS.fullmatch(token):
             return following if found[1] is None else found[1]
@@ -127,7 +127,7 @@ def launched_ranks(command: Sequence[str]) -> str | None:
 
 
 def check_launcher(command: Sequence[str], devices: Sequence[int]) -> None:
-    """Raise `ValueError` for more than one device if torchrun's number of processes is fixed."""
+    """Raise `ValueError` for more than one device if the command fixes torchrun's number of processes."""
     ranks = launched_ranks(command)
     if devices[-1] > 1 and ranks not in {None, "{devices}"}:
         raise ValueError(
@@ -139,7 +139,7 @@ _EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # the word before the numb
 
 
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:
-    """Raise `WorkloadError` if a command that only reports lacks a searched parameter's placeholder."""
+    """Raise `WorkloadError` if the command lacks a searched parameter's placeholder."""
     if lacking := _lacking(places, searched):
         raise WorkloadError(lacking, hint="add the placeholder, or let the program call bssearch.current_trial()")
 
@@ -194,7 +194,7 @@ GIVEN_IN_PYTHON = "given in Python"  # workload of a spec that names no workload
 
 
 class StudySpec(StrictModel):
-    """A study's spec, read by `load_spec` or made in Python.
+    """A study's spec, from `load_spec` or Python code.
 
     A spec without ``workload`` and ``command`` needs a workload class to run:
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
@@ -320,8 +320,8 @@ class StudySpec(StrictModel):
                 else "remove these settings"
             )
             raise ValueError(
-                f"training ({', '.join(set_here)}) needs a workload class; your own program computes its steps itself; "
-                f"{remedy}"
+                f"training ({', '.join(set_here)}) needs a workload class, because your own program computes the "
+                f"steps; {remedy}"
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline cannot run a program; use local")
@@ -401,7 +401,7 @@ class StudySpec(StrictModel):
 
     @property
     def at_scales(self) -> list[Self]:
-        """The specs NAME.1, NAME.2, … of the scales by ascending samples; without several scales, only this spec."""
+        """The specs NAME.1, NAME.2, … of several scales, by ascending samples, else only this spec."""
         if len(self.scales) < 2:
             return [self]
         whole = "command" if self.command else "arguments"
@@ -476,14 +476,14 @@ class StudySpec(StrictModel):
 
     @property
     def question(self) -> dict[str, Any]:
-        """The fields of the question as JSON values. Other fields may change when a study resumes."""
+        """The fields that must not change when a study resumes, as JSON values."""
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
         del question["space"]["batch_schedule"]  # growth does not affect fixed batch sizes
         return question
 
     @property
     def question_hash(self) -> str:
-        """The hash of the question and the number of devices. Fields of later versions count only if set."""
+        """The hash of `question` and the number of devices. Fields of later versions count only if set."""
         question = self.question
         added = {"ema_decay", "decay_share", *OWN_GROUPS}
         for part in (question["space"], question["default"], question["space"]["schedule"]):

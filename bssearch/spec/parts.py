@@ -39,10 +39,10 @@ from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 
 
 class TrainingSpec(StrictModel):
-    """The computation of the training steps.
+    """The computation of training steps.
 
     ``precision: auto`` is bf16 if the CUDA device has bf16, else fp32. ``fused: null`` fuses optimizers on CUDA only.
-    ``data: device`` keeps the data on the device; ``auto`` prefers ``device`` if the data fit. With ``host``,
+    ``data: device`` keeps the data on the device. ``auto`` prefers ``device`` if the data fit. With ``host``,
     ``loader_workers`` processes stream the data. Batch normalisation uses ``ghost_batch_size`` samples (null:
     micro-batch), or with ``sync_batch_norm`` the micro-batches of all devices. With ``batch_unit: tokens``, batch sizes
     and samples count tokens, including padding.
@@ -119,7 +119,7 @@ Slots = Annotated[
 
 
 class TargetSpec(StrictModel):
-    """The metric value to reach on the validation part."""
+    """The metric value to reach on the validation data."""
 
     metric: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     value: float = Field(ge=-LARGEST_METRIC, le=LARGEST_METRIC)
@@ -132,7 +132,10 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 
 class ScaleSpec(StrictModel):
-    """A model of ``parameters`` that trains on ``samples`` to the ``target``, with other settings or more arguments."""
+    """A model with ``parameters`` parameters that trains on ``samples`` samples to the metric ``target``.
+
+    ``workload_settings`` override the spec's settings. ``arguments`` follow the spec's arguments.
+    """
 
     parameters: int = Field(ge=1, le=10**18)
     samples: int = Field(ge=1, le=10**18)
@@ -144,7 +147,7 @@ class ScaleSpec(StrictModel):
 class DefaultSpec(StrictModel):
     """The configuration in use today: the first trial, and the baseline of speed-ups.
 
-    Missing fields take the space's fixed value; searched fields are required. ``learning_rate`` applies at
+    Missing fields take the space's fixed values. Searched fields are required. ``learning_rate`` applies at
     ``batch_size`` and may be outside the space.
     """
 
@@ -234,8 +237,9 @@ class SamplerSpec(StrictModel):
 class PrunerSpec(StrictModel):
     """The pruner of trials; see `bssearch guide searching`.
 
-    Unless ``none``, a trial ends at ``slack`` × the fastest time, except evidence trials and your own trials. By
-    default, ``slack`` follows the seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of disk.
+    Unless ``name`` is ``none``, a trial ends at ``slack`` × the fastest time, except evidence trials and your own
+    trials. By default, ``slack`` follows the seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of
+    disk.
     """
 
     name: PrunerName = "balanced"
@@ -283,10 +287,10 @@ class BudgetSpec(StrictModel):
     No search trial starts after search trials of all drivers have trained and evaluated for ``wall_seconds``.
     Overlapping trials count once, and step-time measurements do not count.
 
-    After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by the
-    share ``least_improvement``. Of the built-in samplers, only ``auto`` estimates improvements.
+    After ``least_trials`` trials, the search ends early if the expected improvement of the best time is below the share
+    ``least_improvement``. Of the built-in samplers, only ``auto`` estimates improvements.
 
-    If the space has a ``batch_schedule``, ``schedule_trials`` with growing batches follow the search.
+    If the space has a ``batch_schedule``, ``schedule_trials`` trials with growing batches follow the search.
     """
 
     trials: int = Field(ge=1, le=1_000_000)
@@ -300,12 +304,12 @@ class BudgetSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` trials at once, with ``threads`` CPU threads per trial, on ``device``.
 
-    ``slots: auto`` is one slot per idle CUDA device. On a CPU ``auto`` is one slot per ``threads`` physical cores, at
-    most four, but one slot for a user's program. ``local`` runs a worker process per slot. ``inline`` runs one trial at
-    a time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else local Ray. A
-    trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search uses
-    the smallest of several counts; later the best batch sizes train on the other counts. ``memory_limit_gib`` simulates
-    a smaller device; on the CPU it limits each worker's data segment.
+    ``slots: auto`` is one slot per idle CUDA device. On a CPU, ``auto`` is one slot per ``threads`` physical cores, at
+    most four. A user's program on a CPU gets one slot. ``local`` runs a worker process per slot. ``inline`` runs one
+    trial at a time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else local
+    Ray. A trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search
+    uses the smallest number of ``devices``. Later, the best batch sizes train on the larger numbers.
+    ``memory_limit_gib`` simulates a smaller device, and on a CPU limits each worker's data segment.
     """
 
     name: ExecutorName = "local"
@@ -330,13 +334,9 @@ class ExecutorSpec(StrictModel):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.address is not None and self.name != "ray":
-            raise ValueError(
-                f"address = {self.address!r} needs the executor ray; the executor is {self.name}; remove address"
-            )
+            raise ValueError(f"address = {self.address!r} needs the executor ray, not {self.name}; remove address")
         if self.name != "local" and self.devices != (1,):
-            raise ValueError(
-                f"devices = {self.devices[-1]} needs the executor local; the executor is {self.name}; remove devices"
-            )
+            raise ValueError(f"devices = {self.devices[-1]} needs the executor local, not {self.name}; remove devices")
         return self
 
     @property

@@ -39,7 +39,7 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 
 
 class Loader(yaml.SafeLoader):
-    """Reads YAML 1.1 as `yaml.SafeLoader`, but 1e-3 is a number, a date is text, and a duplicate key is an error.
+    """A `yaml.SafeLoader` that reads 1e-3 as a number and dates as texts, and rejects duplicate keys.
 
     Raises `yaml.MarkedYAMLError` for invalid YAML, or a document above `MOST_NODES` or `MOST_LEVELS`.
     """
@@ -181,7 +181,6 @@ def find_spec(path_or_name: str | Path) -> Path:
 
 
 def check_study_name(name: str) -> None:
-    """Raise `UsageError` for an invalid study name."""
     try:
         TypeAdapter(Annotated[str, StudySpec.model_fields["name"]]).validate_python(name)
     except ValidationError:

@@ -42,7 +42,7 @@ _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
-    """WAITING includes running submissions; users set PAUSED and CANCELLED, and workers set DONE and FAILED."""
+    """WAITING includes running submissions. Users set PAUSED and CANCELLED, and workers set DONE and FAILED."""
 
     WAITING = "waiting"
     PAUSED = "paused"
@@ -59,7 +59,7 @@ class SubmissionState(StrEnum):
 class NewSubmission:
     """A study to run from a worker's template with values.
 
-    Workers with all ``tags`` serve the study from ``not_before`` on. Stored rows can fail `check`.
+    Workers with all ``tags`` run the study from ``not_before`` on. Stored rows can fail `check`.
     """
 
     name: str
@@ -95,7 +95,7 @@ class NewSubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission(NewSubmission):
-    """A stored submission; ``login`` is PostgreSQL's user, and ``served_seconds`` are slot seconds."""
+    """A stored submission. ``login`` is the PostgreSQL user, and ``served_seconds`` are slots × seconds."""
 
     login: str | None
     submitted_at: datetime
@@ -106,7 +106,7 @@ class Submission(NewSubmission):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker as other users see it.
+    """A worker's public record.
 
     ``left_at``: time of a normal exit. ``is_here``: whether the worker sent a heartbeat lately and has not left.
     """
@@ -264,7 +264,7 @@ _EXAMPLE = "write templates: {digits: {spec: digits.yaml, values: {budget.trials
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A local spec, perhaps at a ``scale``, and the types of values that submitters may set, by dotted key."""
+    """A spec file, or a ``scale`` of the spec, and the types of values that submitters may set, by dotted key."""
 
     name: str
     spec: Path
@@ -381,7 +381,7 @@ def _check_key(where: str, key: object) -> None:
     field = key.split(".")[0]
     require(
         field not in OFFERS_NONE,
-        f"{where}.{key}: no template may admit {field}",
+        f"{where}.{key}: no template may offer {field}",
         hint=f"set {field} in the template's spec; submitters may not set {', '.join(sorted(OFFERS_NONE))}",
         error=SpecError,
     )

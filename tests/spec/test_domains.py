@@ -321,7 +321,7 @@ def test_a_template_that_is_not_there_is_refused_naming_those_that_are(templates
 @pytest.mark.parametrize("field", sorted(OFFERS_NONE))
 @pytest.mark.parametrize("inner", ["", ".x"])
 def test_no_template_offers_code_places_or_the_machine(tmp_path: Path, field: str, inner: str) -> None:
-    with pytest.raises(SpecError, match=f"no template may admit {field}"):
+    with pytest.raises(SpecError, match=f"no template may offer {field}"):
         load_templates(written(tmp_path, {f"{field}{inner}": {"choices": ["a"]}}))
 
 

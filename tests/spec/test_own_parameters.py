@@ -241,7 +241,7 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
         ({"report": {"step": "step (.)"}}, "report has no expression for accuracy, only for step; add report.accuracy"),
         ({"workload": "digits"}, "command replaces the workload; remove workload = 'digits'"),
         ({"arguments": ["--epochs"]}, "arguments are for a script"),
-        ({"training": {"precision": "bf16"}}, "needs a workload class; your own program computes its steps itself"),
+        ({"training": {"precision": "bf16"}}, "needs a workload class, because your own program computes the steps"),
         ({"workload_settings": {"width": 3}}, "workload_settings need a workload class"),
         ({"executor": {"name": "inline"}}, "executor.name = inline cannot run a program"),
         ({"command": "bash train.sh {batch_size}"}, "must be a list with an item for each argument"),

@@ -71,7 +71,7 @@ def test_a_fixed_value_of_the_space_is_that_of_a_default_that_leaves_it_out() ->
 
 def test_an_address_is_for_the_executor_ray() -> None:
     assert make_spec(executor={"name": "ray", "address": "auto"}).executor.address == "auto"
-    with pytest.raises(ValueError, match="needs the executor ray; the executor is local"):
+    with pytest.raises(ValueError, match="needs the executor ray, not local"):
         make_spec(executor={"address": "auto"})
 
 

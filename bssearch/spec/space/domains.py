@@ -1,4 +1,4 @@
-"""Domains of parameters (fixed, range or choices), with the batch ladder, learning rate and schedule."""
+"""Domains of parameters (fixed, range or choices), the batch ladder, the learning rate and the schedule."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -162,7 +162,7 @@ class Dimension:
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """The range's farther end, or another choice: the farthest number, else the first."""
+        """The range's farther end, or another choice: the farthest number, else the first choice."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
@@ -179,7 +179,7 @@ class Dimension:
         return round(number) if self.integer else number
 
     def at_share(self, share: float) -> ParameterValue:
-        """The number at a share in [0, 1] of the range, on its scale."""
+        """The number at a share in [0, 1] of the range, on a log scale if ``log``."""
         low, high = self.low, self.high
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
@@ -227,7 +227,7 @@ BatchSize = Annotated[int, Field(ge=1)]
 
 
 class RelativeLearningRate(StrictModel):
-    """The learning rate at ``reference_batch``, on a log scale, and its scaling rule."""
+    """The learning rate's range at ``reference_batch``, on a log scale, and the scaling rule."""
 
     low: float = Field(gt=0)
     high: float = Field(gt=0)

@@ -1,6 +1,6 @@
 """Micro-batches that fit into memory, rules that carry values between batch sizes, and growing batches.
 
-If a micro-batch runs out of memory, so does every larger micro-batch.
+If a micro-batch runs out of memory, every larger micro-batch also runs out.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from bssearch.spec.space.domains import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBoundary:
-    """The largest micro-batch size that ``fits`` and the smallest that is ``too_large``; None if unknown."""
+    """The largest micro-batch size that ``fits``, and the smallest size that is ``too_large``; None if unknown."""
 
     fits: int | None = None
     too_large: int | None = None
 
     @classmethod
     def of(cls, fitting: Iterable[int], too_large: Iterable[int]) -> Self:
-        """Make the boundary; a size counts as fitting only below all failed sizes."""
+        """Make the boundary. A size counts as fitting only below all failed sizes."""
         bound = min(too_large, default=None)
         return cls(fits=max((size for size in fitting if bound is None or size < bound), default=None), too_large=bound)
 
@@ -84,8 +84,8 @@ def _largest_divisor(number: int, most: int) -> int:
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
     """The micro-batch size for a batch size; None if no size fits.
 
-    The size is the largest allowed divisor. If a size has failed, the largest divisor that has fit takes precedence,
-    unless the largest allowed divisor is more than twice as large.
+    The size is the largest allowed divisor. After a failure, the size is the largest divisor known to fit, unless the
+    largest allowed divisor is more than twice as large.
     """
     if memory.nothing_fits:
         return None
@@ -98,10 +98,10 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 
 
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
-    """The measured step times of the splits that trials use, by batch size.
+    """The measured step times in the micro-batches that trials use, by batch size.
 
     Of the largest micro-batch that may fit, the first uncontended measurement counts, or else the first measurement.
-    The first measurement sets the evaluation cadence.
+    The first measurement sets the steps between evaluations.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -137,14 +137,14 @@ class BatchRules(StrictModel):
         return {name: rule for name, rule in self if rule != "none"}
 
     def carried(self, values: Mapping[str, Any], ratio: float, rate_factor: float) -> dict[str, Any]:
-        """Apply the rules to values at κ = ``ratio``, η/η0 = ``rate_factor``; invert with 1/κ and η0/η."""
+        """Apply the rules to values at κ = ``ratio`` and η/η0 = ``rate_factor``. 1/κ and η0/η invert the rules."""
         rules = self._rules(ratio, rate_factor)
         return {
             name: rules[name](value) if name in rules and value is not None else value for name, value in values.items()
         }
 
     def check(self, parameters: Collection[str]) -> None:
-        """Raise `ValueError` for a rule without its parameter."""
+        """Raise `ValueError` for a rule if ``parameters`` lacks the rule's parameter."""
         for field, about in (("betas", "beta2"), ("ema_decay", "ema_decay"), ("weight_decay", "weight_decay")):
             if field in self.followed and about not in parameters:
                 raise ValueError(
@@ -178,7 +178,7 @@ REMEDY = "use GroupNorm or a fixed training.ghost_batch_size to compare batch si
 def batch_norm_caveats(
     layers: int, micro_batch_size: int, *, accumulates: bool, ghost_batch_size: int | None, remedy: str = REMEDY
 ) -> Iterator[tuple[str, str]]:
-    """Yield the distortions of a comparison by batch normalisation, as (code, sentence) pairs."""
+    """Yield how batch normalisation distorts a comparison, as (code, sentence) pairs."""
     if not layers:
         return
     samples = micro_batch_size if ghost_batch_size is None else min(micro_batch_size, ghost_batch_size)
@@ -214,13 +214,13 @@ BatchSizes = BatchSize | Annotated[tuple[BatchSize, ...], Field(min_length=1)]
 
 
 class BatchGrowth(StrictModel):
-    """How batches may grow along ``space.batch_size``, in trials after the search.
+    """How batch sizes may grow along ``space.batch_size``, in trials after the search.
 
     ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``. ``begin`` and ``until``
-    are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts;
-    ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` (Meterez et
-    al. 2025, arXiv 2510.14717) grows by k when the space's ``schedule`` has divided the learning rate by k. ``seesaw``
-    also multiplies the rate by √k. With other names, the rate follows ``rate_rule`` (default: the space's rule). Trials
+    are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts.
+    ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. When the space's
+    ``schedule`` has divided the learning rate by k, ``seesaw`` multiplies the size by k and the rate by √k (Meterez et
+    al. 2025, arXiv 2510.14717). With other names, the rate follows ``rate_rule`` (default: the space's rule). Trials
     retune the rate of the first size.
     """
 

@@ -123,7 +123,7 @@ class AdamW(_Moments):
 
 
 class Adamax(_Moments):
-    """Adam, but scaled by the decayed largest gradient instead of the root mean square (Kingma & Ba 2015, § 7.1)."""
+    """Adam with the decayed largest gradient instead of the root mean square (Kingma & Ba 2015, § 7.1)."""
 
     name: Literal["adamax"]
 
@@ -144,7 +144,7 @@ class RAdam(_Moments):
 
 
 class RmsProp(OptimizerOptions):
-    """RMSprop: ``alpha`` decays the mean square; ``centered`` uses the variance."""
+    """RMSprop: ``alpha`` decays the mean square, and ``centered`` uses the variance."""
 
     name: Literal["rmsprop"]
     alpha: Domain = 0.99
@@ -164,7 +164,7 @@ class Adagrad(OptimizerOptions):
 class Adafactor(OptimizerOptions):
     """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235): steps relative to each tensor's RMS.
 
-    In PyTorch step t takes min(rate, 1/√t) × max(``epsilon2``, RMS). ``clipping_threshold`` is the paper's d.
+    In PyTorch, step t takes min(rate, 1/√t) × max(``epsilon2``, RMS). ``clipping_threshold`` is the paper's d.
     """
 
     name: Literal["adafactor"]
@@ -174,7 +174,7 @@ class Adafactor(OptimizerOptions):
 
 
 class Muon(OptimizerOptions):
-    """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for other parameters.
+    """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for the rest.
 
     ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so Muon and AdamW share rate and weight decay (Liu et al.
     2025, arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and
@@ -207,8 +207,8 @@ class Lamb(_Moments):
 class Lars(_Momentum):
     """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
 
-    ``trust_coefficient`` × ‖w‖ / ‖gradient‖ scales the rate; ``trust_clip`` caps the result at the learning
-    rate (LARC). The default momentum is the paper's; timm's is 0.
+    ``trust_coefficient`` × ‖w‖ / ‖gradient‖ scales the rate. ``trust_clip`` caps the result at the learning
+    rate (LARC). The default momentum is the paper's, not timm's 0.
     """
 
     name: Literal["lars"]

@@ -214,7 +214,7 @@ class SearchSpace(StrictModel):
         return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
-        """The learning rate without the optimizer's scale."""
+        """The learning rate without the optimizer's ``learning_rate_scale``."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return float(sampled[REFERENCE_LEARNING_RATE] or 0.0) * learning_rate_factor(
