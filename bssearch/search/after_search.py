@@ -265,9 +265,9 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Return the next schedule trial; enqueued trials and retries come first.
+    """Return the next schedule trial. Enqueued trials and retries come first.
 
-    Returns None if the budget or the attempts are spent, no new schedule is left, or no batch size is tuned.
+    Returns None if the budget or the attempts are spent, no schedule is left, or no batch size is tuned.
     """
     trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
@@ -345,7 +345,7 @@ def _plan(
 
 
 def next_run(history: History, runs: int) -> TrialPlan | None:
-    """Return the next run to the full limit, if any; each finalist gets ``runs`` runs with confirmation seeds."""
+    """Return the next run to the full limit, if any. Each finalist gets ``runs`` runs with confirmation seeds."""
     limit = history.spec.budget.trial_train_seconds
     made = CompletedRuns(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
     return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
@@ -368,9 +368,9 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Return a copy with at least √(B / B_opt) times the optimum's regularisation, a rule of thumb, within the space.
+    """Return a copy with at least √(B / B_opt) times the optimum's regularisation, within the space.
 
-    B and B_opt are the batch sizes of ``configuration`` and ``optimum``.
+    B and B_opt are the batch sizes of ``configuration`` and ``optimum``. The factor is a rule of thumb.
     """
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
     changes: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Measure isolated step times of all batch sizes, each in the largest micro-batch that fits.
+"""Time the isolated steps of all batch sizes, each in the largest micro-batch that fits.
 
 A visit is a round over batch sizes, with `SECONDS_LIMIT` train seconds for each batch size.
 """
@@ -56,7 +56,7 @@ def missing_step_times(
 ) -> list[int]:
     """The batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
 
-    Only ``compared`` sizes (default: all) need more than `FIRST_VISITS` visits; `doubtful` sizes among them need
+    Only ``compared`` sizes (default: all) need more than `FIRST_VISITS` visits. `doubtful` compared sizes need
     `MOST_VISITS`. Batch sizes at which the user's code failed need no visit.
     """
     known = store.probes.by_batch_size(spec.name, environment)
@@ -184,7 +184,7 @@ class _Timer:
                     continue
                 probe = _refused(spec, size, memory, with_hint(error))
                 self.tell(
-                    f"left out batch size {size}, because its training fails: {with_hint(error)} "
+                    f"left out batch size {size}, because training fails: {with_hint(error)} "
                     f"(to try again, run `bssearch probe step-time {spec.name}`)"
                 )
             if probe is None:

@@ -49,7 +49,7 @@ def repeat(
     *,
     retry_of: int | None = None,
 ) -> TrialPlan:
-    """Plan a run to the full limit; a `Phase.TO_BUDGET` run continues past the target."""
+    """Plan a run to the full limit. A `Phase.TO_BUDGET` run continues past the target."""
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
         configuration=configuration,
@@ -70,9 +70,9 @@ def finalists(history: History) -> list[Configuration]:
     """The configurations to confirm, in current micro-batches; empty before a success.
 
     Each of the ``confirm.top`` best batch sizes has up to two finalists. The first finalist is the size's best
-    configuration. The second finalist is a copy of the overall best or else the second best. Further finalists are the
-    default, the best configuration at the default's batch size, and configurations at the best size's neighbours (see
-    `beside`). The last finalist has the best result at the largest size without accumulation.
+    configuration. The second finalist has the overall best values, or is the size's second best. Further finalists are
+    the default, the best at the default's batch size, and neighbours of the best size (see `beside`). The last finalist
+    has the best result at the largest size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -111,9 +111,10 @@ def compared_sizes(history: History) -> frozenset[int]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Return each neighbouring size's best configuration or, without a success there, a copy of ``batch_size``'s best.
+    """Return the best configuration of each neighbouring batch size.
 
-    The list omits a neighbour if ``batch_size``'s best missed the target there in a trial that did not stop early.
+    A neighbour without a success gets ``batch_size``'s best values, unless a full trial of these values missed the
+    target.
     """
     # The seed of a trial that stopped early may be unlucky.
     sizes = list(history.feasible)
@@ -146,12 +147,12 @@ def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
 
 
 def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool = True) -> list[TrialPlan]:
-    """Return the missing runs, seed by seed, over all finalists in random order.
+    """Return the missing runs of all finalists, seed by seed, in random order.
 
     Configurations with runs stay finalists. With ``spares``, `beaten` configurations and `plain_misses` get no more
     runs. The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all
-    runs of the batch size in smaller micro-batches. Then follow untried neighbouring sizes of a confirmed optimum,
-    and further runs of contenders.
+    runs of the batch size in smaller micro-batches. Untried neighbouring sizes of a confirmed optimum follow, and
+    then further runs of contenders.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
     refused, missed = _refused(history, trials), _missed(history, trials)
@@ -202,7 +203,7 @@ def _plain_misses(history: History, trials: Sequence[TrialRecord]) -> list[Candi
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Return a message if this trial makes its configuration a plain miss, else None."""
+    """Return a message if the configuration plainly misses the target since this trial, else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
@@ -263,7 +264,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Return a message that the recommendation is final or provisional, or `in_vain`'s message; None if unknown."""
+    """Return `in_vain`'s message, or whether the recommendation is final or provisional; None if unknown."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)
@@ -356,7 +357,7 @@ class CompletedRuns:
         trials: Sequence[TrialRecord],
         as_run: Callable[[Configuration], Configuration] | None = None,
     ) -> None:
-        """``as_run`` gives a configuration its current micro-batches and devices; the default is `History.as_run`."""
+        """``as_run`` returns a configuration in current micro-batches (default: `History.as_run`)."""
         self.begun: dict[str, Configuration] = {}
         self._done: Counter[tuple[str, int]] = Counter()
         self._in_vain: dict[tuple[str, int], int] = {}

@@ -67,7 +67,7 @@ from bssearch.storage.repository import Store
 
 
 class Listener:
-    """Receives a driver's events; the base class ignores events."""
+    """Receives a driver's events. The base class ignores all events."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """The driver opened the study; ``database`` is the URL without the password."""
@@ -92,7 +92,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM; outside the main thread, signals do not count.
+    """Counts SIGINT and SIGTERM in the main thread.
 
     The second signal calls ``on_second`` and raises KeyboardInterrupt. The first signal raises KeyboardInterrupt if
     ``at_once()`` is true.
@@ -126,9 +126,9 @@ class Interrupts:
 
 
 class Shift:
-    """Connects a driver to a supervisor in another thread.
+    """A driver's turn at a study, which a supervisor in another thread can end.
 
-    When the shift is ending, the driver starts no trial, and ends when no trial runs.
+    While the shift is ending, the driver starts no trial. The driver ends when no trial runs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,7 +178,7 @@ class Shift:
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Load a workload in this context; ``end`` stops the load. Raises `InterruptedRunError` if the shift ends."""
+        """Load a workload in this context. ``end`` stops loading. Raises `InterruptedRunError` if the shift ends."""
         with self._lock:
             self._end_loading = end
         try:
@@ -224,7 +224,7 @@ FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 tria
 
 
 class Recorder:
-    """Buffers and writes observations, outcomes and answers of driver ``owner``; skips trials with a lost lease."""
+    """Stores observations, outcomes and answers of driver ``owner``, except of trials with a lost lease."""
 
     def __init__(self, store: Store, study: str, owner: str) -> None:
         self._store, self._study, self._owner = store, study, owner
@@ -236,7 +236,7 @@ class Recorder:
         self._unwritten.append(observed)
 
     def flush(self) -> frozenset[int]:
-        """Write the buffered evaluations; return the numbers of trials with a lost lease."""
+        """Write the buffered evaluations, and return the numbers of trials with a lost lease."""
         rows = [(one.number, one.observation) for one in self._unwritten]
         refused = self._store.trials.append_observations(self._study, rows, owner=self._owner)
         self._unwritten, self._flushed = [], time.monotonic()
@@ -246,7 +246,7 @@ class Recorder:
         return self.flush() if time.monotonic() - self._flushed > FLUSH_SECONDS else frozenset()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store an outcome and return the stored trial; if the lease is lost, the trial stays unchanged."""
+        """Store an outcome, unless the lease is lost. Returns the stored trial."""
         number, outcome, steps = ended.number, ended.outcome, ended.outcome.steps_to_target
         product = None if steps is None or step_seconds is None else steps * step_seconds
         if ended.log.strip():
@@ -337,7 +337,7 @@ class Driver:
         self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm; raise `InterruptedRunError` on Ctrl-C or the end of the shift."""
+        """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C or the end of the shift."""
         with self._ready():
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # the first Ctrl-C stops gracefully

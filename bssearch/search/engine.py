@@ -200,14 +200,14 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time the batch sizes without step times, and ``compared`` sizes again; then call `Engine.timed`."""
+    """Time untimed batch sizes, and ``compared`` sizes again. Then call `Engine.timed`."""
 
     compared: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimConfirmation:
-    """Request this host's right to confirm; then call `Engine.claimed`."""
+    """Request this host's right to confirm. Then call `Engine.claimed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers, or with ``for_disk`` of any driver."""
+    """End paused trials of this driver and of dead drivers. With ``for_disk``, end paused trials of any driver."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -295,7 +295,7 @@ class EngineStage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """A running trial of this driver; ``stopping`` is the end state that the engine requested."""
+    """A running trial of this driver. ``stopping`` is the end state that the engine requested."""
 
     plan: TrialPlan
     is_savable: bool
@@ -491,9 +491,9 @@ class Engine:
         is_rewritten: bool = False,
         quick: QuickAnswer | None = None,
     ) -> list[Action]:
-        """Handle changes in the store; ``is_rewritten`` discards earlier knowledge.
+        """Handle changes in the store. ``is_rewritten`` discards earlier trials.
 
-        ``evaluations``: by trial number, for search trials that ended elsewhere. ``probes``, ``quick``: None if
+        ``evaluations``: by trial number, for search trials that ended at other drivers. ``probes``, ``quick``: None if
         unchanged.
         """
         if is_rewritten:
@@ -536,7 +536,7 @@ class Engine:
         return [] if number is None else [SettlePaused([number], TrialState.PRUNED, for_disk=True)]
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """Stop trials instead of pausing trials, from now on."""
+        """From now on, stop trials instead of pausing trials."""
         if not self.pruning.standings.can_wait:
             return []
         self.pruning.standings.can_wait = False

@@ -36,7 +36,7 @@ MOVED = 0.01  # A notice reports a larger relative change of a median; printed m
 
 
 class Told(NamedTuple):
-    """The first reported median seconds of a batch size, and the number of its trials."""
+    """A batch size's first reported median seconds, and the number of trials."""
 
     trials: int
     median: float
@@ -96,7 +96,7 @@ def _about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
-    """Store the quick answer; the next read recomputes the full answer."""
+    """Store the quick answer. The next read recomputes the full answer."""
     last = _Kept.model_validate(store.findings.last(name))
     kept = _Kept(made_by=ANSWERS, told=last.told, search_end=last.search_end, quick=quick)
     store.findings.save(name, store.findings.stamp(name), kept.model_dump(mode="json"), is_news=True)
@@ -107,12 +107,12 @@ def stored_quick(store: Store, name: str) -> QuickAnswer | None:
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """Return the quick answer as the search's prior; None if no quick answer exists or trials do not race."""
+    """Return the quick answer as the search's prior; None if missing, or if trials do not stop at a target."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Return the stored answer if it is up to date and ``target`` is None, else compute the answer."""
+    """Return the stored answer if up to date and ``target`` is None, else compute the answer."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
 
@@ -143,7 +143,7 @@ def _current(store: Store, name: str) -> Answer | None:
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer, at ``target`` if given, from ``trials`` or stored trials; raise `build_answer`'s errors."""
+    """Compute the answer from ``trials`` or stored trials, at ``target`` if given. Raises `build_answer`'s errors."""
     study = store.studies.get(name)
     spec = spec_of(study)
     trials = store.trials.of(name) if trials is None else trials

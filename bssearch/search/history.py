@@ -97,7 +97,7 @@ class History:
     """A study's trials, including running trials, and step times.
 
     Attributes:
-        curves: Best gains so far, by search trial.
+        curves: Best metrics so far, by search trial.
         now: Time of the last decision, in seconds since 1970.
         all_trials, trials: Views of all trials and of the search trials.
         ended: Number of ended search trials, without paused trials.
@@ -171,7 +171,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """The step times by batch size, in current micro-batches; a new value updates all trials."""
+        """The step times by batch size, in current micro-batches. A new value updates all trials."""
         return self._probes
 
     @probes.setter
@@ -308,7 +308,7 @@ class History:
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
         """The coordinates of the nearest batch size's best success besides the default.
 
-        Without such a success, returns the default's coordinates; None if outside the space.
+        Without another success, returns the default's coordinates, or None if the default is outside the space.
         """
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
@@ -321,7 +321,7 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Return a lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once.
 
-        With ``uncapped``, only uncapped trials count, also cancelled trials; otherwise only trials with a cap count.
+        With ``uncapped``, only uncapped trials count, including cancelled trials. Otherwise, only capped trials count.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

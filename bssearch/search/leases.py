@@ -46,7 +46,7 @@ def this_driver() -> str:
 
 
 def is_alive(owner: str) -> bool | None:
-    """True if a driver is alive, False if dead; None if only the driver's lease can tell.
+    """True if a driver is alive, False if dead, None if unknown.
 
     Returns None for drivers on other machines or in other containers, and for hidden or suspended processes.
     """
@@ -120,7 +120,8 @@ class ClaimLostError(Exception):
 class Leases:
     """The leases and claims of driver ``owner``, and the renewals of other drivers' leases.
 
-    The database clock may jump, so another driver's lease expires only after `LEASE_SECONDS` without a seen renewal.
+    The database clock may jump, so another driver's lease expires only after `LEASE_SECONDS` without an observed
+    renewal.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Leases:
         return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS
 
     def take(self, name: str) -> bool:
-        """Try to take a claim; return True on success."""
+        """Try to take a claim. Returns True on success."""
         self.look()
         found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
@@ -190,7 +191,7 @@ class Leases:
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim; call ``wait`` while another driver has the claim."""
+        """Hold a claim, and call ``wait`` while another driver holds the claim."""
         while not self.take(name):
             wait()
         try:

@@ -1,4 +1,4 @@
-"""Read a study's short answer and the end of its search without importing the analysis."""
+"""Read a study's short answer and search end without importing the analysis."""
 
 import math
 from contextlib import suppress
@@ -58,7 +58,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """A text such as ``batch 64, 0.131 s, 93 % sure``; final or provisional replaces an unknown probability."""
+        """A text such as ``batch 64, 0.131 s, 93 % sure``. An unknown probability becomes final or provisional."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "provisional" if self.provisional else "final"
         if self.within_5_percent is not None:
