@@ -126,7 +126,7 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
 
 
 def shown(value: object) -> str:
-    """Format a value for a message. A huge integer becomes a number of digits."""
+    """Format a value for a message. A huge integer becomes ``a number of 20 digits``."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)

@@ -347,7 +347,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return the rows to show. A long plan shows powers of two, the last row, and rows that the text names."""
+        """Return all rows. In a long plan, return powers of two, the last row, and rows that the text names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}

@@ -312,7 +312,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a template"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: the metric of your training today, or a bit worse; `check --suggest-target` proposes a value",
+        "target": "YOURS: the metric of your training today, or worse; find a value with `check --suggest-target`",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script

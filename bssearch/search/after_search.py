@@ -390,7 +390,7 @@ def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before
     """Return the next run on more devices, if any.
 
     Each number of devices on the Pareto front gets ``confirm.runs`` runs. If only ``runs_before`` runs on more devices
-    exist, one `OnDevices` contender also runs.
+    exist, one of `OnDevices.contenders` also runs.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))

@@ -67,7 +67,7 @@ def repeat(
 
 
 def finalists(history: History) -> list[Configuration]:
-    """The configurations to confirm, in current micro-batches; empty before a success.
+    """The configurations to confirm, in current micro-batches. Empty before a success.
 
     Each of the ``confirm.top`` best batch sizes has up to two finalists. The first finalist is the size's best
     configuration. The second finalist has the overall best values, or is the size's second best. Further finalists are
@@ -203,7 +203,7 @@ def _plain_misses(history: History, trials: Sequence[TrialRecord]) -> list[Candi
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Return a message if the configuration plainly misses the target since this trial, else None."""
+    """Return a message if this trial shows that the configuration plainly misses the target, else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
@@ -230,7 +230,7 @@ def interleaved(
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials in the current micro-batches of their batch sizes."""
+    """The trials in the current micro-batches of the trials' batch sizes."""
     return [
         trial
         for trial in trials

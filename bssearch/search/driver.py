@@ -70,7 +70,7 @@ class Listener:
     """Receives a driver's events. The base class ignores all events."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """The driver opened the study; ``database`` is the URL without the password."""
+        """The driver opened the study. ``database`` is the URL without the password."""
 
     def note(self, message: str) -> None:
         """The driver has a message for the user."""
@@ -82,7 +82,7 @@ class Listener:
         """A trial has a new evaluation."""
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """A trial ended; the history includes the trial."""
+        """A trial ended, and ``history`` includes the trial."""
 
     def search_ended(self, reason: str, history: History) -> None:
         """The search ended."""
@@ -224,7 +224,7 @@ FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 tria
 
 
 class Recorder:
-    """Stores observations, outcomes and answers of driver ``owner``, except of trials with a lost lease."""
+    """Stores observations, outcomes and answers of driver ``owner``, except for trials with a lost lease."""
 
     def __init__(self, store: Store, study: str, owner: str) -> None:
         self._store, self._study, self._owner = store, study, owner
@@ -296,7 +296,7 @@ class Recorder:
 
 
 class Driver:
-    """Runs a study; the store has all state except running trials and buffered observations."""
+    """Runs a study. The store has all state except running trials and buffered observations."""
 
     def __init__(
         self,

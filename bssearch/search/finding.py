@@ -107,7 +107,7 @@ def stored_quick(store: Store, name: str) -> QuickAnswer | None:
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
-    """Return the quick answer as the search's prior; None if missing, or if trials do not stop at a target."""
+    """Return the quick answer as the search's prior; None if missing, or if the objective is not time or cost."""
     return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
@@ -163,7 +163,7 @@ def compute_answer(
         any(curves.values()) or not spec.is_imported,
         f"the imported runs of study {name!r} have no learning curves, so the time to "
         f"{study.target.metric} {target:g} is unknown",
-        hint="import the runs again with this target, if their table has the steps and seconds to the target",
+        hint="import the runs again with this target, if the table has the steps and seconds to the target",
     )
     trials = without_early_ends(trials, objective_of(spec))
     other = other_target(study.target, target, may_be_harder=spec.is_imported)

@@ -144,7 +144,7 @@ class Leases:
         return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
-        """Record the renewals of leases since the last look."""
+        """Record the renewals of leases since the last call."""
         leases, now = self._store.leases.ends(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:
@@ -157,7 +157,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """False if a driver is dead or silent for `GONE_AFTER`; None if unknown and silent for `LEASE_SECONDS`."""
+        """False if dead or unrenewed for `GONE_AFTER` seconds; None if unknown and unrenewed for `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:
@@ -191,7 +191,7 @@ class Leases:
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim, and call ``wait`` while another driver holds the claim."""
+        """Call ``wait`` until the claim is free, then hold the claim in this context."""
         while not self.take(name):
             wait()
         try:

@@ -58,7 +58,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """A text such as ``batch 64, 0.131 s, 93 % sure``. An unknown probability becomes final or provisional."""
+        """A text such as ``batch 64, 0.131 s, 93 % sure``, or ``batch 64, 0.131 s, final`` without a probability."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "provisional" if self.provisional else "final"
         if self.within_5_percent is not None:

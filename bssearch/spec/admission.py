@@ -132,7 +132,7 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
         return f"the parameter {missing[0]!r}, which the spec requires, is missing"
     for name, value in configuration.parameters.items():
         if name not in required and name not in numbers:
-            return f"unknown parameter {name!r}; the spec has {', '.join(sorted({*required, *numbers}))}"
+            return f"unknown parameter {name!r}; choose from {', '.join(sorted({*required, *numbers}))}"
         domain = required.get(name, 0.0)
         some = domain.low if isinstance(domain, Range) else domain[0] if isinstance(domain, tuple) else domain
         if kind_of_value(value) != kind_of_value(some):

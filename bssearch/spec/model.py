@@ -420,7 +420,7 @@ class StudySpec(StrictModel):
 
     @property
     def record_target(self) -> Target:
-        """The target as a record."""
+        """The target's metric, value and goal."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:

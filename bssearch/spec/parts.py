@@ -282,7 +282,7 @@ class ConfirmSpec(StrictModel):
 
 
 class BudgetSpec(StrictModel):
-    """The limits of the search; confirmation is extra.
+    """The limits of the search, without confirmation.
 
     No search trial starts after search trials of all drivers have trained and evaluated for ``wall_seconds``.
     Overlapping trials count once, and step-time measurements do not count.
@@ -307,8 +307,8 @@ class ExecutorSpec(StrictModel):
     ``slots: auto`` is one slot per idle CUDA device. On a CPU, ``auto`` is one slot per ``threads`` physical cores, at
     most four. A user's program on a CPU gets one slot. ``local`` runs a worker process per slot. ``inline`` runs one
     trial at a time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else local
-    Ray. A trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. The search
-    uses the smallest number of ``devices``. Later, the best batch sizes train on the larger numbers.
+    Ray. A trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. Of
+    several numbers of devices, the search uses the smallest. Later, the best batch sizes train on the larger numbers.
     ``memory_limit_gib`` simulates a smaller device, and on a CPU limits each worker's data segment.
     """
 

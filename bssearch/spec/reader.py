@@ -263,7 +263,9 @@ def _check_values(data: Any, source: str) -> None:
         value, location = left.pop()
         field = ".".join(map(str, location[:MOST_NAMED])) or "spec"
         require(
-            len(location) <= MOST_LEVELS, f"{field}: more than {MOST_LEVELS} nested levels ({source})", error=SpecError
+            len(location) <= MOST_LEVELS,
+            f"{field} has more than {MOST_LEVELS} nested levels; nest fewer levels ({source})",
+            error=SpecError,
         )
         if isinstance(value, Mapping):
             left += [
@@ -365,7 +367,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
     try:
         return tomllib.loads(text), dict(_toml_lines(text))
     except RecursionError:
-        raise SpecError(f"{path}: more than {MOST_LEVELS} nested levels") from None
+        raise SpecError(f"{path} has more than {MOST_LEVELS} nested levels; nest fewer levels") from None
     except ValueError as error:  # `TOMLDecodeError`, or a number of thousands of digits
         raise SpecError(f"{path}: not valid TOML: {error}", hint="correct the file") from None
 

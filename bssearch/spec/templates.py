@@ -59,7 +59,7 @@ class SubmissionState(StrEnum):
 class NewSubmission:
     """A study to run from a worker's template with values.
 
-    Workers with all ``tags`` run the study from ``not_before`` on. Stored rows can fail `check`.
+    Workers with all ``tags`` run the study from ``not_before`` on. Stored rows may be invalid; see `check`.
     """
 
     name: str
@@ -317,7 +317,7 @@ class Templates(dict[str, Template]):
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a template file; ``overrides`` must be valid for each spec. Raises `SpecError` or `NotFoundError`."""
+    """Read a template file. ``overrides`` must be valid for each spec. Raises `SpecError` or `NotFoundError`."""
     data = read_file(path, "file of templates", _EXAMPLE)
     require(
         isinstance(data, Mapping) and set(data) == {"templates"} and isinstance(data["templates"], Mapping),

@@ -169,7 +169,7 @@ def test_the_options_of_every_optimizer_can_be_searched(name: str, together: boo
         (
             "optimizer",
             {"name": "adam", "momentum": 0.9},
-            "adam has no option 'momentum'; the options are beta1, beta2, epsilon",
+            "adam has no option 'momentum'; choose from beta1, beta2, epsilon",
         ),
         ("optimizer", {"name": "adafactor", "beta2_decay": [-0.8, 0.1]}, "0.1 must be <= 0"),
         ("optimizer", {"name": "adafactor", "clipping_threshold": 0.5}, "0.5 must be >= 1"),

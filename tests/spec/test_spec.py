@@ -162,7 +162,7 @@ def test_errors_name_file_line_and_field(tmp_path: Path, old: str, new: str, sai
         ("{name: lion}", "space.optimizer: name = 'lion' must be one of sgd, adam, adamw, adamax, nadam, "),
         ("{momentum: 0.9}", "space.optimizer: must have a name"),
         ("adamw", "space.optimizer = 'adamw': must be a mapping or a list"),
-        ("{name: adamw, momentum: 0.9}", "adamw has no option 'momentum'; the options are beta1, beta2, epsilon"),
+        ("{name: adamw, momentum: 0.9}", "adamw has no option 'momentum'; choose from beta1, beta2, epsilon"),
     ],
 )
 def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(

@@ -1,7 +1,7 @@
 """Models for a traced memory plan, with random weights and no network access.
 
-``package.module:attribute`` and ``path/file.py:attribute`` name a module, or a function that returns a module. Instead
-of a module, a pair of a module and ``loss(module, size)`` is valid. ``transformers:Class`` uses the default
+``package.module:attribute`` and ``path/file.py:attribute`` name a module, or a function that returns a module. A pair
+of a module and ``loss(module, size)`` can replace the module. ``transformers:Class`` uses the default
 configuration, and ``transformers:PATH`` reads ``config.json``. ``timm:name`` is a model of timm.
 """
 
@@ -36,7 +36,10 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module to trace. ``batch`` makes a batch of a size. ``loss`` returns the loss and, if known, the output."""
+    """A module to trace.
+
+    ``batch`` makes a batch of a given size. ``loss`` returns the loss and, if known, the output.
+    """
 
     module: nn.Module
     batch: Callable[[int], Any]

@@ -65,7 +65,7 @@ class OptimizerOptions(StrictModel):
     @classmethod
     def _unknown(cls, key: str) -> PydanticCustomError:
         context = {"key": key, "name": cls.optimizer_name(), "has": ", ".join(cls.option_defaults())}
-        return PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; the options are {has}", context)
+        return PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; choose from {has}", context)
 
     @field_validator("*")
     @classmethod
@@ -111,7 +111,7 @@ class Sgd(_Momentum):
 
 
 class Adam(_Moments):
-    """Adam (Kingma & Ba 2015, arXiv 1412.6980); weight decay is L2 in the gradient."""
+    """Adam (Kingma & Ba 2015, arXiv 1412.6980). Weight decay is L2 in the gradient."""
 
     name: Literal["adam"]
 
@@ -129,7 +129,7 @@ class Adamax(_Moments):
 
 
 class NAdam(_Moments):
-    """Adam with Nesterov momentum (Dozat 2016); weight decay is L2 by default."""
+    """Adam with Nesterov momentum (Dozat 2016). Weight decay is L2 by default."""
 
     name: Literal["nadam"]
     momentum_decay: Domain = 4e-3
@@ -137,7 +137,7 @@ class NAdam(_Moments):
 
 
 class RAdam(_Moments):
-    """Rectified Adam (Liu et al. 2020, arXiv 1908.03265); weight decay is L2 by default."""
+    """Rectified Adam (Liu et al. 2020, arXiv 1908.03265). Weight decay is L2 by default."""
 
     name: Literal["radam"]
     decoupled_weight_decay: Switch = False
@@ -174,11 +174,11 @@ class Adafactor(OptimizerOptions):
 
 
 class Muon(OptimizerOptions):
-    """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for the rest.
+    """Muon (Jordan et al. 2024) for weight matrices, and AdamW for other parameters.
 
-    ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so Muon and AdamW share rate and weight decay (Liu et al.
-    2025, arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02 for Muon, and
-    0.015 × this rate for AdamW.
+    ``beta1``, ``beta2`` and ``epsilon`` are AdamW's. ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so Muon
+    and AdamW share rate and weight decay (Liu et al. 2025, arXiv 2502.16982, § 2.2). ``original`` needs larger Muon
+    rates: PyTorch's example has 0.02 for Muon, and 0.015 × this rate for AdamW.
     """
 
     name: Literal["muon"]
@@ -378,7 +378,7 @@ def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
     if twice := [name for name, found in by_name.items() if len(found) > 1]:
         raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove one entry")
     if (count := len(by_name)) > MOST_OWN:
-        raise ValueError(f"{', '.join(groups)} have {count} parameters together; at most {MOST_OWN} are allowed")
+        raise ValueError(f"{', '.join(groups)} have {count} parameters together; list at most {MOST_OWN}")
 
 
 def kind_of_value(value: ParameterValue) -> Kind:

@@ -247,7 +247,7 @@ class SearchSpace(StrictModel):
         }
 
     def carried(self, values: Mapping[str, Any], batch_size: int, *, back: bool = False) -> dict[str, Any]:
-        """Carry values from the reference batch to a batch size, or ``back``."""
+        """Carry values from the reference batch to a batch size, or with ``back`` in reverse."""
         rate = self.learning_rate
         if not self.batch_rules.followed or not isinstance(rate, RelativeLearningRate):
             return dict(values)
