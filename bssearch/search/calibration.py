@@ -184,8 +184,8 @@ class _Timer:
                     continue
                 probe = _refused(spec, size, memory, with_hint(error))
                 self.tell(
-                    f"left out batch size {size}, because training fails: {with_hint(error)} "
-                    f"(to try again, run `bssearch probe step-time {spec.name}`)"
+                    f"left out batch size {size}, because training fails: {with_hint(error)}; "
+                    f"to try again, run `bssearch probe step-time {spec.name}`"
                 )
             if probe is None:
                 break

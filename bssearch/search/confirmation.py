@@ -113,8 +113,8 @@ def compared_sizes(history: History) -> frozenset[int]:
 def beside(history: History, batch_size: int) -> list[Configuration]:
     """Return the best configuration of each neighbouring batch size.
 
-    A neighbour without a success gets ``batch_size``'s best values, unless a full trial of these values missed the
-    target.
+    A neighbour without a success gets ``batch_size``'s best values, unless a trial of these values was exhausted or
+    diverged.
     """
     # The seed of a trial that stopped early may be unlucky.
     sizes = list(history.feasible)

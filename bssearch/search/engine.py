@@ -61,8 +61,8 @@ class Planner:
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
         """Return the next search trial or None, and the reason if the search ends.
 
-        The order is: enqueued, retried, paused, default and evidence trials, then the sampler's proposal. Enqueued,
-        retried uncapped and promising paused trials run even beyond the budget of trials.
+        The order is: enqueued, retried, paused, default and evidence trials (see `allocation`), then the sampler's
+        proposal. Enqueued, retried uncapped and promising paused trials run even beyond the budget of trials.
         """
         history, ending = self._history, self._spent()
         if asked_for := self.asked_for():

@@ -237,9 +237,9 @@ class SamplerSpec(StrictModel):
 class PrunerSpec(StrictModel):
     """The pruner of trials; see `bssearch guide searching`.
 
-    Unless ``name`` is ``none``, a trial ends at ``slack`` × the fastest time, except evidence trials and your own
-    trials. By default, ``slack`` follows the seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` GiB of
-    disk.
+    Unless ``name`` is ``none``, a trial ends at ``slack`` × the fastest time. Your own trials, and evidence trials that
+    compare batch sizes, may run longer. By default, ``slack`` follows the seed-to-seed spread. Paused trials use at
+    most ``checkpoint_gib`` GiB of disk.
     """
 
     name: PrunerName = "balanced"

@@ -240,7 +240,7 @@ MEANINGS: dict[str, tuple[str, When]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A term of a plan: ``bytes`` + ``bytes_per_sample`` × micro-batch."""
+    """A part of a step's memory: ``bytes`` + ``bytes_per_sample`` × micro-batch."""
 
     term: str
     bytes: int
@@ -603,7 +603,7 @@ class MemoryPlanRequest(Request):
 
     def _agrees_about_numbers(self) -> None:
         missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
-        lacking = f"{', '.join(missing)}, a transformer's dimensions; give these dimensions, too"
+        lacking = f"a transformer's {', '.join(missing)}; give these dimensions, too"
         require(
             self.model_settings is None,
             f"model_settings = {self.settings} needs a model; give a model, or omit model_settings",

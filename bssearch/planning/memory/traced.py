@@ -127,7 +127,7 @@ class PeakByBatch:
         return floor(((memory_bytes - self._fixed[grows]) / self._per_sample[grows]).min()) if grows.any() else 0
 
     def terms(self, micro_batch_size: int) -> Mapping[str, tuple[float, float]]:
-        """Return each term's fixed bytes and bytes per sample at the memory peak before the optimizer's update."""
+        """Return each term's fixed bytes and bytes per sample at the peak before the optimizer's update."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
             event = int(live[: self._small.events_before_update()].argmax())

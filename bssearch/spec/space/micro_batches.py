@@ -46,7 +46,7 @@ class MemoryBoundary:
 
     @classmethod
     def of(cls, fitting: Iterable[int], too_large: Iterable[int]) -> Self:
-        """Make the boundary. A size counts as fitting only below all failed sizes."""
+        """Return the boundary of tested sizes. A size counts as fitting only below all failed sizes."""
         bound = min(too_large, default=None)
         return cls(fits=max((size for size in fitting if bound is None or size < bound), default=None), too_large=bound)
 
