@@ -399,7 +399,7 @@ def test_a_setting_that_is_no_longer_given_is_said_to_be_so(tmp_path: Path) -> N
     ("changes", "said"),
     [
         ({"workload": "task.py"}, "compile = default.*name a class of the file, as in task.py:MyTask"),
-        ({"workload": "task.py:make_trainer"}, "(compile = default) needs a workload class; your own program"),
+        ({"workload": "task.py:make_trainer"}, "(compile = default) needs a workload class, because your own program"),
     ],
 )
 def test_training_settings_of_a_program_are_named(changes: dict[str, str], said: str) -> None:
