@@ -365,7 +365,7 @@ class Engine:
         return []
 
     def slot_free(self, now: float) -> list[Action]:
-        """Fill a free slot; ``now`` is in seconds since 1970."""
+        """Fill a free slot at ``now``, in seconds since 1970."""
         self.history.now = now
         if self._stage in {EngineStage.STOPPING, EngineStage.DONE}:
             return []

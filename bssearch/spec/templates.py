@@ -264,7 +264,7 @@ _EXAMPLE = "write templates: {digits: {spec: digits.yaml, values: {budget.trials
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A spec file, or a ``scale`` of the spec, and the types of values that submitters may set, by dotted key."""
+    """A spec file, or one ``scale`` of the spec, and the types of submitters' ``values`` by dotted key."""
 
     name: str
     spec: Path

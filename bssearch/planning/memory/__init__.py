@@ -15,7 +15,7 @@ def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.
-        LaunchError: The parameters do not fit; the hint names options that fit, if any.
+        LaunchError: The parameters do not fit. The hint names options that fit, if any.
 
     Example: ``bssearch.plan_memory(parameters="110M", precision="bf16", optimizer="adamw", memory_gib=24)``
     """

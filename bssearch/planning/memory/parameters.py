@@ -195,8 +195,8 @@ class SampleBytes:
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
     """Return a sample's bytes at the memory peak of the forward and backward pass.
 
-    Checkpointing keeps each layer's input, and the logits or a recomputed layer, whichever is larger (Korthikanti et
-    al. 2022, arXiv 2205.05198, § 5).
+    Checkpointing keeps each layer's input (Korthikanti et al. 2022, arXiv 2205.05198, § 5). The peak also has the
+    logits or a recomputed layer, whichever is larger.
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)

@@ -543,8 +543,8 @@ def _table(asked: MemoryPlanRequest) -> Iterator[MemoryOption]:
 
 def _notes(module: nn.Module, asked: MemoryPlanRequest, gradients: int) -> Iterator[str]:
     yield (
-        "The peak is for a step of one micro-batch. The largest and the safe micro-batch leave room to accumulate "
-        f"gradients ({gib(gradients)} at every batch size)."
+        "The peak is for a step of one micro-batch. The largest and the safe micro-batch leave room for "
+        f"{gib(gradients)} of accumulated gradients."
     )
     if asked.stage == 3:
         yield "The trace lacks the one or two layers that ZeRO stage 3 gathers at a time."

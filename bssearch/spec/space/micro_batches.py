@@ -85,7 +85,7 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
     """The micro-batch size for a batch size; None if no size fits.
 
     The size is the largest allowed divisor. After a failure, the size is the largest divisor known to fit, unless the
-    largest allowed divisor is more than twice as large.
+    allowed divisor is over twice as large.
     """
     if memory.nothing_fits:
         return None
@@ -218,10 +218,10 @@ class BatchGrowth(StrictModel):
 
     ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``. ``begin`` and ``until``
     are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts.
-    ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. When the space's
-    ``schedule`` has divided the learning rate by k, ``seesaw`` multiplies the size by k and the rate by √k (Meterez et
-    al. 2025, arXiv 2510.14717). With other names, the rate follows ``rate_rule`` (default: the space's rule). Trials
-    retune the rate of the first size.
+    ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` (Meterez et
+    al. 2025, arXiv 2510.14717) follows the space's ``schedule``. When the schedule has divided the rate by k,
+    ``seesaw`` multiplies the size by k and the rate by √k. With other names, the rate follows ``rate_rule`` (default:
+    the space's rule). Trials retune the rate of the first size.
     """
 
     name: (

@@ -176,8 +176,8 @@ class Adafactor(OptimizerOptions):
 class Muon(OptimizerOptions):
     """Muon (Jordan et al. 2024) for weight matrices, and AdamW for other parameters.
 
-    ``beta1``, ``beta2`` and ``epsilon`` are AdamW's. ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so Muon
-    and AdamW share rate and weight decay (Liu et al. 2025, arXiv 2502.16982, § 2.2). ``original`` needs larger Muon
+    ``beta1``, ``beta2`` and ``epsilon`` are AdamW's. ``adjustment: match_rms_adamw`` gives updates AdamW's RMS (Liu et
+    al. 2025, arXiv 2502.16982, § 2.2). Muon and AdamW then share rate and weight decay. ``original`` needs larger Muon
     rates: PyTorch's example has 0.02 for Muon, and 0.015 × this rate for AdamW.
     """
 
