@@ -6,7 +6,7 @@ Optuna's state follows from a trial's state:
 * Pruned, capped, exhausted, paused and diverged trials are PRUNED, without a value.
 * Running trials are RUNNING, and queued trials are WAITING.
 * Failed, lost, cancelled and out-of-memory trials are FAIL, as are reached trials without a measured value.
-* Under metric_in_budget, trials that used the whole budget are COMPLETE, with their best metric.
+* With objective metric_in_budget, trials that used the whole budget are COMPLETE, with the best metric.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ METRIC_NAMES = "study:metric_names"
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
-    """Read an Optuna study, by default the only study in the database or file."""
+    """Read an Optuna study, by default the only study in the database."""
     url = optuna_database(file or ".")
     _check_file(url)
     with _failures_of_reading(url), _reading(url) as storage:
@@ -84,9 +84,9 @@ def optuna_database(file: str) -> URL:
 
 @contextmanager
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
-    """Open Optuna's storage; raise `SchemaError` for tables of another Optuna version.
+    """Open Optuna's storage.
 
-    Creates missing tables, unless ``address`` replaces ``url``.
+    Creates missing tables if ``address`` is None. Raises `SchemaError` for tables of another Optuna version.
     """
     try:
         # A pool would keep connections open if the constructor fails.
@@ -135,7 +135,7 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
             raise DatabaseError(f"cannot read {shown(url)}: {first}", hint="check the server and the URL") from None
         raise UsageError(
             f"{shown(url)} is not a readable Optuna database: {first}",
-            hint="name another database; convert a journal with optuna.copy_study",
+            hint="name an Optuna database, or copy a journal storage into a database with optuna.copy_study",
         ) from None
 
 
@@ -155,7 +155,7 @@ def _reading(url: URL) -> Iterator[RDBStorage]:
         own = "bss_study" in tables
         raise UsageError(
             f"{shown(url)} is {'a bssearch database' if own else 'not an Optuna database'}",
-            hint="open this database with --db" if own else "name a database that Optuna made",
+            hint="import the studies with `bssearch import study`" if own else "name a database that Optuna made",
         )
     with ExitStack() as stack:
         try:
@@ -198,7 +198,7 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
 
 
 def default_name(name: str) -> str:
-    """Replace invalid characters of a study's name by dashes; keep a name without valid characters."""
+    """Replace invalid characters of a study's name by dashes, unless all characters are invalid."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"
 
 
@@ -214,12 +214,12 @@ def load_optuna_study(
 ) -> optuna.Study:
     """Return a snapshot of the stored study as an in-memory Optuna study.
 
-    The study minimizes the objective; only metric_in_budget may maximize. Distributions cover the search space and all
-    trials.
+    The study minimizes the objective, but metric_in_budget follows the metric's goal. Distributions cover the search
+    space and all trials.
 
     Args:
         db: the database's URL, ignored if ``store`` is given.
-        phases: phases to include; repeats (``"confirm"``, ``"audit"``) count as separate trials.
+        phases: phases of the included trials. Repeated runs (``"confirm"``, ``"audit"``) become separate trials.
         store: an open store to read instead of ``db``.
 
     Raises:
@@ -244,7 +244,7 @@ def load_optuna_study(
 
 @dataclass(frozen=True, slots=True)
 class OptunaStudy:
-    """An Optuna study's contents; ``place`` names the source database without a password."""
+    """An Optuna study's contents. ``place`` is the database's URL or path without a password."""
 
     name: str
     directions: Sequence[StudyDirection]
@@ -487,7 +487,8 @@ def _failures(url: URL, name: str) -> Iterator[None]:
     except IntegrityError:
         raise UsageError(
             f"{shown(url)} already has an Optuna study {name!r}",
-            hint="choose another database, or delete the study: optuna delete-study --study-name NAME --storage URL",
+            hint="choose another database with --file, or delete Optuna's study with: "
+            f"optuna delete-study --study-name {name} --storage URL",
         ) from None
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
         # The wrapped error has the reason; Optuna's own message is about the length of strings.
@@ -508,10 +509,10 @@ def _refuse_others(url: URL) -> None:
         )
         return
     tables = table_names(url)
-    hint = "give a separate database with --file; bssearch creates a missing database"
+    hint = "name a new SQLite file or another database with --file"
     require(
         "bss_study" not in tables,
-        f"{shown(url)} is a bssearch database; Optuna's tables need another database",
+        f"{shown(url)} is a bssearch database, which cannot hold Optuna's tables",
         hint=hint,
     )
     taken = sorted(tables & {"alembic_version", "studies", "trials"})

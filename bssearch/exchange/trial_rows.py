@@ -74,8 +74,8 @@ def trial_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of the ``kept`` trials that ``trial list --format json`` prints.
 
-    ``answer`` has the seconds that `best` compares, their basis, and whether the batch size's median counts the
-    seconds. ``answer`` is null if `best` has no result.
+    A row's ``answer`` has the seconds that `bssearch best` compares, their basis, and whether the batch size's median
+    counts them. ``answer`` is null if `best` has no result.
     """
     from bssearch.search.finding import counted_seconds
 
@@ -130,7 +130,7 @@ def trial_document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return the document of a trial that ``trial show --format json`` prints.
+    """Return the document that ``trial show --format json`` prints.
 
     ``stages`` is null unless the batch size grows.
     """
@@ -154,7 +154,7 @@ def traceback(trial: TrialRecord) -> str | None:
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield each observation with its trial's number; read `TRIALS_AT_ONCE` trials at once."""
+    """Yield pairs of trial number and observation."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
         for trial, curve in store.trials.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():

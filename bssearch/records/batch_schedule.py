@@ -1,9 +1,9 @@
-"""Batch-size schedules: a ladder of growing stages; the samples seen or the noise scale decide the stage.
+"""Batch-size schedules: the batch size grows in stages, by samples seen or by the gradient noise scale.
 
 A configuration stores a schedule in these parameters:
 
 * ``batch_schedule``: `geometric`, `linear`, `milestones`, `noise_scale` or `seesaw`
-* ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch); without starts in `noise_scale`
+* ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch), without start samples in `noise_scale`
 * ``batch_rate_rule``: a `bssearch.records.scaling.LearningRateRule`
 * ``batch_noise_share``: with `noise_scale`, the largest batch as a multiple of the gradient noise scale
 """
@@ -35,7 +35,7 @@ _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage from ``start_samples`` on."""
+    """A stage of a batch schedule, from ``start_samples`` on."""
 
     start_samples: int
     batch_size: int
@@ -50,7 +50,7 @@ class Stage:
 class BatchSchedule:
     """Stages of growing batch size.
 
-    With `noise_scale`, all stages start at 0 samples, and the trial's noise scale decides when the batch grows.
+    With `noise_scale`, all stages start at 0 samples. The trial's noise scale decides when the batch size grows.
     """
 
     name: BatchScheduleName
@@ -66,7 +66,7 @@ class BatchSchedule:
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
-        """Split the first ``steps`` by stage; a stage ends with the step in which the next stage starts."""
+        """Split the first ``steps`` by stage. A stage ends with the step that reaches the next stage's start."""
         found, samples, left = [], 0, steps
         for stage, following in zip(self.stages, [*self.stages[1:], None], strict=True):
             taken = left
@@ -83,7 +83,7 @@ class BatchSchedule:
 
     @property
     def text(self) -> str:
-        """The stages after the first, in the format of ``batch_stages``."""
+        """The stages after the first stage, in the format of ``batch_stages``."""
         return " ".join(map(self._said, self.stages[1:]))
 
     @property
@@ -155,7 +155,7 @@ def constant_configurations(configuration: Configuration) -> list[Configuration]
 
 
 def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -> Configuration:
-    """Return the configuration with ``schedule``; raise `UsageError` if the schedule is invalid."""
+    """Return the configuration with ``schedule``. Raises `UsageError` if the schedule is invalid."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
     changed = replace(
@@ -180,7 +180,7 @@ def sizes_in_words(configuration: Configuration) -> str:
 
 
 def growing(name: str, sizes: Sequence[int], from_samples: float, until_samples: float) -> list[tuple[int, int]]:
-    """Return (samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
+    """Return (samples, batch size) of each change. B rises linearly in `linear`, and log B in `geometric`."""
     first, last = sizes[0], sizes[-1]
     shares = [
         math.log(size / first) / math.log(last / first) if name == "geometric" else (size - first) / (last - first)
@@ -230,7 +230,7 @@ def _check(schedule: BatchSchedule) -> None:
         if not schedule.is_measured and stage.start_samples < least:
             raise UsageError(
                 f"{BATCH_STAGES}: batch {stage.batch_size} begins after {stage.start_samples} samples; use at least "
-                f"{least}, one step of batch {before.batch_size} later"
+                f"{least} samples, one step after batch {before.batch_size} begins"
             )
     for stage in schedule.stages:
         if stage.micro_batch_size < 1 or stage.batch_size % stage.micro_batch_size:
@@ -245,7 +245,7 @@ Point = tuple[int, int, float]  # (steps, samples, train seconds)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStage:
-    """The part of a trial that ran one stage; ``learning_rate`` is the peak."""
+    """The part of a trial that ran one stage. ``learning_rate`` is the peak."""
 
     start_samples: int
     batch_size: int
@@ -257,9 +257,9 @@ class RunStage:
 
 
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
-    """Return the stages that a trial ran; empty if the batch size is constant or no step is known.
+    """Return the stages that a trial ran, or no stage if the batch size is constant or no step is known.
 
-    A measured schedule grows only at evaluations, so batch sizes are samples / steps between evaluations.
+    A `noise_scale` schedule grows only at evaluations, so batch sizes are samples / steps between evaluations.
     """
     schedule = batch_schedule_of(trial.configuration)
     points = _points(trial, curve)

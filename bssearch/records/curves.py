@@ -11,7 +11,7 @@ from bssearch.records.question import Target
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """The best gain of a trial (`Target.gain`) up to each evaluation."""
+    """The best `Target.gain` of a trial up to each evaluation."""
 
     train_seconds: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Progress:
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
-        """Add an evaluation; NaN does not change the best gain."""
+        """Add an evaluation. NaN does not change the best gain."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
 
@@ -57,7 +57,7 @@ class Progress:
 class Crossing:
     """The interval from the last evaluation before the target (miss) to the first evaluation at the target (hit).
 
-    One fraction interpolates ``steps`` (rounded up) and ``train_seconds``.
+    The same fraction of the interval gives ``steps``, rounded up, and ``train_seconds``.
     """
 
     last_miss_step: int
@@ -88,7 +88,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Return the outcome with the fields of a crossing; seconds are None if an imported curve has no seconds."""
+    """Return the outcome with the fields of a crossing. Seconds are None if an imported curve has no seconds."""
     is_timed = found.first_hit_seconds > 0 or found.first_hit_step == 0
     return replace(
         outcome,

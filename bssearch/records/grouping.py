@@ -8,7 +8,6 @@ Value = TypeVar("Value")
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Return the values of each key; keys and values keep the order of ``pairs``."""
     found: dict[Key, list[Value]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

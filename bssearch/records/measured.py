@@ -27,10 +27,10 @@ FIRST_LOSS = "the loss of the first step is"  # start of the reason if no update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """An evaluation; ``loss`` is the mean training loss since the previous evaluation.
+    """An evaluation. ``loss`` is the mean training loss since the previous evaluation.
 
-    ``train_seconds`` exclude evaluation (except `SecondsBasis.WALL`) and, if one CPU thread does the work, waits for a
-    CPU.
+    ``train_seconds`` exclude evaluation, except with `SecondsBasis.WALL`. If one CPU thread does the work,
+    ``train_seconds`` also exclude waits for a CPU.
     """
 
     step: int
@@ -56,7 +56,7 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """The basis of a program's train seconds: its own report, or wall time since step 0, with evaluation."""
+    """The basis of a program's train seconds: the program's report, or wall time since step 0, with evaluation."""
 
     REPORTED = "reported"
     WALL = "wall"
@@ -66,8 +66,8 @@ class SecondsBasis(StrEnum):
 class GradientNoise:
     """The gradient noise scale tr Σ / ‖G‖² in the unit of batch sizes, with its 95 % interval.
 
-    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. Fields that begin with ``adam_`` are of gradients
-    preconditioned by Adam.
+    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. Fields that begin with ``adam_`` describe gradients
+    that Adam preconditions.
 
     Attributes:
         trace: Mean tr Σ over ``passes``.
@@ -89,7 +89,7 @@ class GradientNoise:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's width / scale; infinite if the scale or a bound is unknown."""
+        """Half the interval's width / scale, infinite if the scale or a bound is unknown."""
         if self.scale is None or self.low is None or self.high is None:
             return math.inf
         return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0
@@ -97,7 +97,7 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """Counters of the whole device during a trial; an unavailable counter is None, never 0."""
+    """Counters of the whole device during a trial. An unavailable counter is None, never 0."""
 
     energy_joules: float | None = None
     mean_power_watts: float | None = None
@@ -107,7 +107,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """The end and the measurements of a trial; fields that were not measured are None.
+    """The end and the measurements of a trial. Fields without a measurement are None.
 
     ``time_to_target_s`` and ``steps_to_target`` interpolate between the last miss and the first hit of `Crossing`. If
     no evaluation met the target, the last miss is the last evaluation, a lower bound.
@@ -195,7 +195,7 @@ class TrialStop:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """The end of a trial; a ``broken`` worker cannot run another trial."""
+    """The end of a trial. A ``broken`` worker cannot run another trial."""
 
     number: int
     outcome: TrialOutcome
@@ -205,9 +205,9 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The seconds of one optimizer step, with the 95 % interval; other fields are as in `TrialOutcome`.
+    """The seconds of one optimizer step, with the 95 % interval.
 
-    ``settled`` is True if the interval reached the requested precision.
+    ``settled`` is True if the interval reached the requested precision. `TrialOutcome` explains other fields.
     """
 
     batch_size: int
@@ -265,7 +265,7 @@ class Visit(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeError:
-    """Standard errors of a log step time; ``common`` is equal at all batch sizes and cancels in ratios."""
+    """Standard errors of a log step time. ``common`` is equal at all batch sizes and cancels in ratios."""
 
     own: float
     common: float
@@ -275,7 +275,7 @@ class StepTimeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """The peak memory of a micro-batch size; `MemoryBasis` names the methods."""
+    """The peak memory of a micro-batch size."""
 
     micro_batch_size: int
     fits: bool
@@ -285,7 +285,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """The gradient noise scale near the target; ``reason`` explains a measurement far from the target."""
+    """The gradient noise scale near the target. ``reason`` explains a measurement far from the target."""
 
     batch_size: int
     micro_batch_size: int
@@ -297,12 +297,12 @@ class NoiseMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The machine and the software of a trial; seconds are comparable only if fingerprints are equal.
+    """The machine and the software of a trial. Seconds are comparable only if fingerprints are equal.
 
     Attributes:
         device_memory_bytes: The device's memory, or a smaller configured limit.
         workload_revision: Digest of the workload's file.
-        git_revision: Commit; ends with ``+`` if the workload's file differs.
+        git_revision: Commit, with a final ``+`` if the workload's file differs.
         git_dirty: True if the workload's file or a tracked file differs from the commit.
     """
 
@@ -345,7 +345,7 @@ def field_values(record: DataclassInstance) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchMeasurement:
-    """The metric at a ``checkpoint`` and at the end of a branch; ``metric`` is None if the branch diverged.
+    """The metric at a ``checkpoint`` and at the end of a branch. ``metric`` is None if the branch diverged.
 
     ``digest`` covers the checkpoint's content and the request.
     """

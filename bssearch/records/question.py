@@ -39,7 +39,7 @@ class Phase(StrEnum):
 
 
 class TrialState(StrEnum):
-    """The state of a trial; only `REACHED` has a time-to-target, and only `PAUSED` may resume."""
+    """The state of a trial. Only `REACHED` has a time-to-target, and only `PAUSED` may resume."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -60,7 +60,7 @@ class TrialState(StrEnum):
 
     @property
     def is_censored(self) -> bool:
-        """True if the trial ended before the target, so that its last miss bounds its time-to-target from below."""
+        """True if the trial stopped before the target. The last miss is a lower bound of the time-to-target."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
@@ -74,7 +74,7 @@ class TrialState(StrEnum):
 
 
 def to_json(record: object) -> str:
-    """Return compact JSON with sorted keys; raise ValueError on NaN and infinities."""
+    """Return compact JSON with sorted keys. Raises ValueError on NaN and infinities."""
     return _json(asdict(record))  # type: ignore[call-overload]
 
 
@@ -98,11 +98,11 @@ class Target:
         return metric if self.goal is Goal.MAXIMIZE else -metric
 
     def shortfall(self, metric: float) -> float:
-        """The distance to the target; at most 0 if the metric meets the target."""
+        """The distance to the target, at most 0 if the metric meets the target."""
         return self.gain(self.value) - self.gain(metric)
 
     def is_met_by(self, metric: float) -> bool:
-        """True if the metric reaches the target; False for NaN."""
+        """True if the metric meets the target, which NaN never does."""
         return self.shortfall(metric) <= 0
 
     def is_above_one(self, high: float) -> bool:
@@ -133,7 +133,7 @@ LARGEST_METRIC = 1e100  # sums of squares stay finite in double precision
 
 
 def is_metric(value: float) -> bool:
-    """True if the value is within ± `LARGEST_METRIC`; False for NaN."""
+    """True if the value is a number within ± `LARGEST_METRIC`."""
     return abs(value) <= LARGEST_METRIC
 
 
@@ -142,7 +142,7 @@ BATCH_SCHEDULE, BATCH_STAGES = "batch_schedule", "batch_stages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Values that a trial trains with; ``batch_size`` = micro-batch × accumulation steps × world size.
+    """Values that a trial trains with. ``batch_size`` = micro-batch × accumulation steps × world size.
 
     With a batch schedule (in ``parameters``), ``batch_size`` is the first stage's batch size.
 
@@ -173,7 +173,7 @@ class Configuration:
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
     def on_devices(self, world_size: int, micro_batch_size: int) -> Configuration:
-        """The configuration on ``world_size`` devices; the micro-batches must divide a device's share of the batch."""
+        """The configuration on ``world_size`` devices. Micro-batches must divide a device's share of the batch."""
         return replace(self, world_size=world_size).in_micro_batches(micro_batch_size)
 
     def trains_like(self, other: Configuration) -> bool:
@@ -206,7 +206,7 @@ ModelParameters = tuple[tuple[str, ParameterValue], ...]  # sorted; step times d
 
 
 def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
-    """Return the user's parameters without their groups' prefixes; the names are unique."""
+    """Return the user's parameters without the prefixes of groups. The names stay unique."""
     both = (parameters_of_group(configuration.parameters, group) for group in OWN_GROUPS)
     return {name: value for own in both for name, value in own.items()}
 

@@ -16,7 +16,7 @@ from bssearch.records.question import Configuration, ParameterValue, Phase, Targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
+    """A trial that continues from a longer run's checkpoint for ``samples``, in whole steps.
 
     A fresh optimizer's learning rate rises over ``rise_samples``.
     """
@@ -33,7 +33,7 @@ class Planned:
 
     Attributes:
         sampled: The configuration's coordinates in the search space, if known.
-        uncapped: True if the pruner caps the trial less, or not at all.
+        uncapped: True if the pruner sets a higher time limit, or no time limit.
     """
 
     configuration: Configuration
@@ -54,10 +54,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan(Planned):
-    """A trial to run: new, or stored with the number ``queued`` or ``resumed``.
+    """A new trial to run, or a stored trial with the number ``queued`` or ``resumed``.
 
-    ``limit_state`` is `EXHAUSTED` if the budget set the limit, else `CAPPED`. If a trial newer than ``after``
-    exists, the driver drops the plan.
+    ``limit_state`` is `EXHAUSTED` if the budget set the time limit, else `CAPPED`. If a trial newer than trial
+    ``after`` exists, the driver drops the plan.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -87,7 +87,7 @@ class TrialRequest:
     """A request to run a trial.
 
     A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. Without a checkpoint, a pause ends
-    the trial as `PRUNED`. A ``branch`` continues from the user's file.
+    the trial as `PRUNED`. A ``branch`` continues from the user's checkpoint.
     """
 
     number: int
@@ -105,9 +105,9 @@ class TrialRequest:
 class StepTimeRequest:
     """A request to time steps and one evaluation.
 
-    The timing ends when half the 95 % interval of the median is within ``precision`` (relative), or after
-    ``seconds_limit``. With ``trial_train_seconds`` the worker times steps between evaluations; otherwise steps run back
-    to back.
+    The timing ends when half the median's 95 % interval is within ``precision`` (relative), or after
+    ``seconds_limit``. With ``trial_train_seconds``, the worker times steps between evaluations. Otherwise, steps run
+    back to back.
     """
 
     configuration: Configuration
@@ -159,7 +159,7 @@ class MetricInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A freshly initialised model; ``parameters`` counts the trainable parameters."""
+    """A freshly initialised model. ``parameters`` counts the trainable parameters."""
 
     parameters: int | None
     batch_norm_layers: int
@@ -168,7 +168,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """A loaded workload; sample counts are None if an external program hides the counts.
+    """A loaded workload. Sample counts are None if an external program hides the counts.
 
     ``starts_at_peak`` is True if a program's first step has the full learning rate, and None if unknown.
     """
@@ -188,8 +188,8 @@ class WorkloadDescription:
 class Lease:
     """A driver's claim on a trial, which expires ``seconds`` after the last heartbeat.
 
-    ``user`` started the driver; ``spec`` is the driver's `spec_digest`. The trial starts only if the driver holds
-    ``claim``.
+    ``user`` started the driver, and ``spec`` is the digest of the driver's spec. The trial starts only if the driver
+    holds the claim called ``claim``.
     """
 
     owner: str
@@ -201,7 +201,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """A stored step time with the evaluation cadence; seconds and cadence are None if the training fails.
+    """A stored step time and evaluation cadence, which are None if the training fails.
 
     ``error`` is None unless a fit over visits gave the step time.
     """
@@ -214,7 +214,7 @@ class ProbeRecord(StepTime):
 class TrialRecord(Planned):
     """A stored trial.
 
-    ``steps_x_step_time_s`` is steps to target × isolated step time; each read uses the step times of all visits.
+    ``steps_x_step_time_s`` is steps to target × isolated step time. Each read uses all known step times.
     """
 
     number: int
@@ -246,7 +246,7 @@ class TrialRecord(Planned):
 
     @property
     def is_imported(self) -> bool:
-        """True for an imported trial: start and end are equal."""
+        """True for an imported trial, whose start and end are equal."""
         return self.ended_at is not None and self.created_at == self.ended_at
 
     @property
@@ -256,7 +256,7 @@ class TrialRecord(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """A study to store: its spec as JSON values, and its question's digest."""
+    """A study to store. ``spec_hash`` identifies the study's question, the fields that no resume may change."""
 
     name: str
     spec: Mapping[str, object]

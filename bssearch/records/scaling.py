@@ -49,12 +49,12 @@ LARGEST_DROPOUT = 0.95  # at 1 the model cannot learn
 
 
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
-    """True if κ ≥ `WARMUP_RATIO`; Goyal et al. 2017 (§2.2) tested κ = 32."""
+    """True if κ ≥ `WARMUP_RATIO`. Goyal et al. 2017 (§2.2) tested κ = 32."""
     return batch_size >= WARMUP_RATIO * reference_batch
 
 
 def sqrt_weight_decay(weight_decay: float, ratio: float) -> float:
-    """Return λ·√κ (folklore); for AdamW the result equals `timescale_weight_decay` at η ∝ √κ."""
+    """Return λ·√κ (folklore). For AdamW, the result equals `timescale_weight_decay` at η ∝ √κ."""
     return weight_decay * math.sqrt(ratio)
 
 
@@ -67,7 +67,7 @@ def timescale_weight_decay(weight_decay: float, ratio: float, rate_ratio: float)
 
 
 def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:
-    """Return p·√κ, at most `LARGEST_DROPOUT`; folklore, because gradient noise is ∝ 1/√batch."""
+    """Return p·√κ, at most `LARGEST_DROPOUT`. This folklore follows from gradient noise ∝ 1/√batch."""
     return min(LARGEST_DROPOUT, dropout * math.sqrt(batch_size / reference_batch))
 
 

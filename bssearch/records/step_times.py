@@ -1,4 +1,4 @@
-"""The step time of each batch size, from repeated visits.
+"""The step time of each batch size, from repeated short timings, called visits.
 
 Step times vary more between visits than within a visit, so errors come from differences between visits only.
 """
@@ -53,7 +53,7 @@ def timed_as(configuration: Configuration) -> Timed:
 
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
-    """Return measured step times, preferably from uncontended probes; ``model`` holds the timed model's parameters."""
+    """Return measured step times, preferably from uncontended probes."""
     timed = [(one.contended, (*split(one), *model), one.step_seconds) for one in probes]
     known: dict[Timed, float] = {}
     for _, place, seconds in sorted(timed, key=lambda one: one[0]):
@@ -71,7 +71,7 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
 
 
 def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the seconds of a trial's first ``steps``; None if a step time is missing or the schedule is measured."""
+    """Return the seconds of a trial's first ``steps``, or None with a `noise_scale` schedule or a missing step time."""
     schedule = batch_schedule_of(configuration) if configuration.grows else None
     if schedule is None:
         seconds = step_seconds.get(timed_as(configuration))
@@ -87,7 +87,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the steps at the first batch size that take as long as ``steps``; None if the seconds are unknown."""
+    """Return the steps at a schedule's first batch size that take as long as ``steps``, or None if unknown."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -125,7 +125,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by penalised least squares, and return the step time of each split.
 
     t is undelayed step time / reference kernel time if known, else the wall time of the uncontended visits. If all
-    visits to a split are contended, t is their wall time.
+    visits to a split are contended, t is the wall time of all visits.
     """
     # Visits are random effects, so that a visit to one batch size still adds information.
     if not (chosen := _comparable(visits)):
@@ -149,7 +149,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Return the probes with step times fitted over the visits on equally many devices, without intervals."""
+    """Return the probes with step times but no intervals, fitted to the visits on equally many devices."""
     fitted: dict[Split, FittedStepTime] = {}
     for here in grouped((one.world_size, one) for one in visits).values():
         fitted |= fit_step_times(tuple(here))
@@ -180,11 +180,11 @@ class TrialPace:
 
 
 def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
-    """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
+    """Return the step time of each kind of configuration, without waits for a CPU.
 
-    The step time is a geometric mean, weighted by `TrialPace.weight`. Contended trials do not count if every
-    ``compared`` kind has at least `UNDISTURBED` uncontended trials. The kernel's pace is a midmean of the first `PACED`
-    trials.
+    The step time is a geometric mean over trials, with weights `TrialPace.weight`. Contended trials do not count if
+    every ``compared`` kind has at least `UNDISTURBED` uncontended trials. The reference kernel's time is the midmean of
+    the first `PACED` trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

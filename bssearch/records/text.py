@@ -42,12 +42,11 @@ def without_passwords(text: str) -> str:
 
 
 def device_in_words(name: str | None) -> str | None:
-    """Return the device's name, or "device unknown" if an import lacks the name."""
     return "device unknown" if name == "unknown" else name
 
 
 def with_precision(device: str | None, precision: str | None) -> str:
-    """Return the device and the precision; leave out a precision that is unknown or set by the user's program."""
+    """Return the device, and the precision if known and not set by the user's program."""
     return ", ".join(filter(None, (device_in_words(device), None if precision in {"own", "unknown"} else precision)))
 
 
@@ -76,7 +75,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def ends(low: float | None, high: float | None, digits: int = 3) -> str:
-    """Return an interval in brackets, to append to its estimate; empty if a bound is unknown."""
+    """Return an interval in brackets, or "" if a bound is unknown."""
     return "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
 
 

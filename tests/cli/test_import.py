@@ -74,7 +74,7 @@ def test_a_table_becomes_a_study(tmp_path: Path) -> None:
     assert names == ["runs"]
     assert "study runs: 4 of 6 runs reached the target on device A100 in precision bf16" in said
     assert "all runs lack values: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
-    assert "final_metric is NaN (unknown) in 1 of 6 runs (the first: runs.csv:7)" in said
+    assert "final_metric is NaN (unknown) in 1 of 6 runs (first: runs.csv:7)" in said
     study, spec, trials = stored(tmp_path)
     assert (study.target.metric, study.target.value, study.objective) == ("accuracy", 0.9, "time_to_target")
     assert study.environment is not None
@@ -127,7 +127,7 @@ def test_the_commands_that_ask_find_the_study(tmp_path: Path) -> None:
 
 def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, rows=["8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,0.5,,"])
-    assert "the target is metric ≥ 0.91: the worst final_metric of a run that reached the target" in said
+    assert "the target is metric ≥ 0.91, the worst final_metric of a run that reached the target" in said
     assert stored(tmp_path)[0].target.value == 0.91
     _, said = import_runs(
         tmp_path,
@@ -140,7 +140,7 @@ def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_pa
 
 def test_metrics_that_do_not_agree_with_reached_are_noted(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, "--target", "0.5", rows=["8,0,1,10,1,0.1,,", "16,0,0,10,1,0.9,,"])
-    assert "disagree in 2 of 2 runs: 0.1 reached metric ≥ 0.5 (runs.csv:2); check --goal and --target" in said
+    assert "disagree in 2 of 2 runs (first: runs.csv:2 reached metric ≥ 0.5 with 0.1); check --goal" in said
 
 
 def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_free_one(tmp_path: Path) -> None:

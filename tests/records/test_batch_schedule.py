@@ -99,10 +99,10 @@ def test_the_constant_configurations_of_the_stages_have_their_rates() -> None:
         ({"stages": "٨١٩٢:64"}, "'٨١٩٢:64' must be SAMPLES:SIZE"),
         ({"stages": "8192:64 9000:16"}, "batch 16 must be larger than 64, the batch before"),
         ({"stages": "8192:32"}, "batch 32 must be larger than 32, the batch before"),
-        ({"stages": "31:64"}, "batch 64 begins after 31 samples; use at least 32, one step of batch 32"),
+        ({"stages": "31:64"}, "batch 64 begins after 31 samples; use at least 32 samples, one step after batch 32"),
         (
             {"stages": "8192:64 8255:128"},
-            "batch 128 begins after 8255 samples; use at least 8256, one step of batch 64",
+            "batch 128 begins after 8255 samples; use at least 8256 samples, one step after batch 64",
         ),
         ({"stages": "8192:64/48"}, "batch 64 must be a multiple of its micro-batch 48"),
         ({"stages": "8192:64/0"}, "batch 64 must be a multiple of its micro-batch 0"),

@@ -250,7 +250,7 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
         ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 must be larger than 8, the batch before"),
         (
             {"batch_size": 8, "batch_stages": "4:32"},
-            "begins after 4 samples; use at least 8, one step of batch 8",
+            "begins after 4 samples; use at least 8 samples, one step after batch 8",
         ),
         ({"batch_size": 8, "batch_stages": "99999999:32"}, "begins after 99999999 samples, but a trial of 100 s"),
         ({"batch_size": 8, "batch_stages": "400:32 99999999:64"}, "batch 64 begins after 99999999 samples, but"),

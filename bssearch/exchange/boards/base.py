@@ -1,4 +1,4 @@
-"""The interface of boards, the masking of secrets, and the driver's reports, which never block."""
+"""The interface of boards, the masking of secrets, and the process that sends a driver's reports to boards."""
 
 import importlib.metadata
 import json
@@ -37,29 +37,29 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", r
 class Board(Protocol):
     """Shows the trials of one driver.
 
-    One thread makes all calls; the board process retries a failed call up to twice.
+    One thread makes all calls. The board process retries a failed call up to twice.
     """
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Show a study; ``mark`` distinguishes studies of one name."""
+        """Show a study. ``mark`` distinguishes studies of the same name."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Show a trial that starts or resumes; ``at`` is the first start in seconds since 1970."""
+        """Show a trial that starts or resumes. ``at`` is the first start in seconds since 1970."""
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Add evaluations; the figures of each evaluation include the metric and ``train_seconds``."""
+        """Add evaluations, whose figures include the metric and ``train_seconds``."""
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
         """Show that a trial ended or paused.
 
-        If ``is_elsewhere``, another driver started the trial; skip the trial unless the board shows it.
+        If ``is_elsewhere``, another driver started the trial. Skip the trial unless the board already shows it.
         """
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Show the answer; ``words`` has the keys headline, verdict and document (JSON)."""
+        """Show the answer. ``words`` has the keys headline, verdict and document, which is JSON."""
 
     def close(self) -> None:
-        """Flush all reports; no call follows."""
+        """Flush all reports, as the last call."""
 
 
 def masked(value: Any) -> Any:
@@ -72,7 +72,7 @@ def masked(value: Any) -> Any:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Replace texts by ``***`` if their key, option or preceding argument names a secret."""
+    """Replace a text by ``***`` if the key, option or argument before the text names a secret."""
     if isinstance(value, Mapping):
         return {key: without_secrets(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def boards_of(spec: StudySpec) -> tuple[str, ...]:
 
 
 def check_boards(names: Iterable[str]) -> None:
-    """Raise `UsageError` if a built-in board's library is missing or too old, without importing it."""
+    """Raise `UsageError` if the library of a built-in board is missing or too old. The check imports no library."""
     for name in LIBRARIES.keys() & set(names):
         distribution, oldest = LIBRARIES[name]
         version = next((one.version for one in importlib.metadata.distributions(name=distribution)), "")
@@ -128,7 +128,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 class BoardProcess:
     """Sends reports to boards in another process.
 
-    ``asked`` counts all reports; ``delivered`` counts the reports that each board took.
+    ``asked`` counts all reports, and ``delivered`` counts the reports that each board took.
     """
 
     def __init__(self, names: Sequence[str], *, capacity: int = CAPACITY) -> None:
@@ -159,7 +159,7 @@ class BoardProcess:
             thread.start()
 
     def report(self, method: str, **arguments: Any) -> None:
-        """Queue a call for each board that has space, without blocking."""
+        """Queue a call, without blocking, for each board whose queue has space."""
         self.asked += 1
         names = [name for name in self.delivered if self._queued[name] - self._handled[name] < self._capacity]
         for name in self.delivered.keys() - names:

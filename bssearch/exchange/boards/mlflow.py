@@ -25,7 +25,7 @@ STATUS |= dict.fromkeys(("diverged", "failed", "oom"), "FAILED")
 
 
 class MLflow:
-    """Logs with MLflow's client; the tags ``bssearch.mark`` and ``bssearch.trial`` identify a trial's run."""
+    """Logs with MLflow's client. The tags ``bssearch.mark`` and ``bssearch.trial`` identify a trial's run."""
 
     def __init__(self) -> None:
         with ExitStack() as stack:
@@ -65,7 +65,7 @@ class MLflow:
             self._runs.pop(number, None)
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Log the answer; if the recommendation changed, the old run becomes an earlier answer."""
+        """Log the answer. If the recommendation changed, tag the old answer's run as an earlier answer."""
         found, shown = self._found(kind="answer"), {"headline": words["headline"], "verdict": words["verdict"]}
         if found is not None and found.data.params != {one.key: one.value for one in _params(parameters)}:
             self._client.set_tag(found.info.run_id, "bssearch.kind", "earlier answer")

@@ -33,7 +33,7 @@ _SAYING = threading.Lock()
 
 
 class Delivery(threading.Thread):
-    """Delivers and counts the reports to one board; rests between deliveries until ``closing`` is set."""
+    """Delivers and counts the reports to one board. Pauses between deliveries until ``closing`` is set."""
 
     def __init__(self, name: str, connection: Connection, closing: threading.Event) -> None:
         super().__init__(name=name)

@@ -19,7 +19,7 @@ RESULTS = tuple(f"result/{name}" for name in ("time_to_target_s", "final_metric"
 
 
 class TensorBoard:
-    """Writes event files; the axis *relative* shows train seconds."""
+    """Writes event files in which TensorBoard's axis *Relative* shows train seconds."""
 
     def __init__(self) -> None:
         self._writers: dict[int, SummaryWriter] = {}

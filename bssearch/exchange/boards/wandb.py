@@ -39,7 +39,7 @@ class WeightsAndBiases:
             self._run(number).log({**figures, f"by_step/{self._metric}": figures[self._metric]}, step=step)
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Finish the run, even for a paused trial, which later resumes the run by id."""
+        """Finish the run. A paused trial later resumes the run by id."""
         if is_elsewhere and number not in self._runs:
             return  # W&B itself notices that a run's process died
         run = self._run(number)

@@ -1,6 +1,6 @@
 """Exports of a study to files.
 
-Curves in ``NAME.csv.gz`` (or ``NAME.csv``) have the columns ``trial, param.*, seed, step, train_seconds, metric``.
+Curves in ``NAME.csv.gz`` or ``NAME.csv`` have the columns ``trial, param.*, seed, step, train_seconds, metric``.
 Rows are sorted by trial, then by time. An empty cell means that the trial lacks the parameter. ``NAME.json`` has
 ``name``, ``metric``, ``goal``, ``target`` and ``max_train_seconds``, the limit of a trial in seconds or null.
 """
@@ -62,7 +62,7 @@ class RecordedTrial:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTable:
-    """Recorded trials and their target; ``max_train_seconds`` limits each trial."""
+    """Recorded trials and their target. ``max_train_seconds`` is the time limit of each trial."""
 
     name: str
     target: Target
@@ -71,7 +71,7 @@ class RecordedTable:
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
-    """Write a table and its JSON description; equal tables give equal bytes."""
+    """Write a table and its JSON description. Equal tables give equal bytes."""
     head = {
         "name": table.name,
         "metric": table.target.metric,
@@ -110,7 +110,7 @@ def description_path(path: Path) -> Path:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
     names = " or ".join(f"NAME{suffix}" for suffix in SUFFIXES)
-    raise UsageError(f"{str(path)!r} cannot hold a table of recorded curves; name the file {names}")
+    raise UsageError(f"{str(path)!r} has an unknown ending for curves; name the file {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,10 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """Return the pandas type of a column's values; a column without values has the declared type, or text.
+    """Return the pandas type of a column.
 
-    Mixed numbers and integers beyond 64 bits become floats; integers beyond floats and other mixtures become text.
+    A column without values has the declared type, or text. Mixed numbers and integers beyond 64 bits become floats.
+    Integers beyond the float range and other mixtures become text.
     """
     kinds = {_kind_of(one) for one in values if one is not None}
     declared = _declared().get(column)
@@ -252,14 +253,14 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     stopped, trials = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}, search_trials(store, name)
     early = sum(trial.state in stopped for trial in trials)
     note = (
-        f"note: {early} of {len(trials)} search trials stopped early, so their curves are cut; to compare "
-        "pruners on full curves, run a study with --set pruner.name=none"
+        f"note: {early} of {len(trials)} search trials stopped early, so their curves are cut; to record full curves, "
+        "run a study with --set pruner.name=none"
     )
     return Exported([str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))], [note] if early else [])
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Return the finished search trials that have curves; raise `UsageError` if no trial has a curve."""
+    """Return the finished search trials with curves. Raises `UsageError` if no trial has a curve."""
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}

@@ -22,7 +22,7 @@ ROUNDING = 1.01  # keeps carried learning rates inside the written bounds
 
 
 def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``; the notes name missing runs."""
+    """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``. Notes name missing runs."""
     spec, trials, found = spec_of(store.studies.get(name)), store.trials.of(name), answer(store, name)
     require(
         spec.is_imported,

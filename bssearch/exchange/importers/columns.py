@@ -66,13 +66,13 @@ def scale(unit: str) -> float:
 
 
 def seconds_of_unit(name: str) -> float:
-    """Return the seconds in the unit at the end of a name such as ``train_ms``; 1 without a unit."""
+    """Return the seconds in the unit at the end of a name such as ``train_ms``, or 1 without a unit."""
     unit = _UNIT.search(name)
     return scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
 
 
 def seconds(text: str) -> float:
-    """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04`` into seconds; NaN if invalid."""
+    """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04`` into seconds, or NaN if invalid."""
     if (parts := _DURATION.fullmatch(text)) is not None:
         days, hours, minutes, rest = parts.groups(default="0")
         return 86400.0 * int(days) + 3600.0 * int(hours) + 60.0 * int(minutes) + float(rest)
@@ -88,7 +88,7 @@ def checked_seconds(found: float, given: object, label: str, reached: bool, orig
 
 
 def fraction(text: str) -> float:
-    """Parse a number or a percentage; return NaN if invalid."""
+    """Parse a number or a percentage, or return NaN."""
     return number(text[:-1]) / 100 if text.endswith("%") else number(text)
 
 
@@ -125,7 +125,7 @@ def check_logarithm(theirs: str, ours: str) -> None:
         not re.search(r"log|exp(?!ert)|pow", theirs, re.IGNORECASE)
         or ours not in ("batch_size", "learning_rate", *SPLIT),
         f"{theirs}={ours}: {theirs!r} may hold logarithms",
-        hint=f"use '2**{theirs}={ours}' (or 10**, e**) for powers, '1*{theirs}={ours}' for the numbers themselves",
+        hint=f"for logarithms, use '2**{theirs}={ours}' (or 10**, e**); for plain values, use '1*{theirs}={ours}'",
     )
 
 
@@ -138,7 +138,7 @@ def check_epochs(theirs: str, ours: str, hint: str) -> None:
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
-    """Map each THEIRS of the texts THEIRS=OURS to our name and a formula."""
+    """Map the file's name in each text THEIRS=OURS to bssearch's name and a formula."""
     names = list(there)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
@@ -161,7 +161,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column called ``theirs`` in the file; bssearch's name is ``ours``, or None if ignored."""
+    """A column called ``theirs`` in the file and ``ours`` in bssearch. ``ours`` is None for an ignored column."""
 
     theirs: str
     ours: str | None = None
@@ -191,7 +191,7 @@ def recognize(
     mapped: Sequence[str],
     ignored: Sequence[str],
 ) -> list[Column]:
-    """Return the columns in order; raise `UsageError` with all unknown columns."""
+    """Return the columns in order, or raise `UsageError` with all unknown columns."""
     names = [name.strip() for name in header]
     given = mappings("--column", mapped, [name for name in names if name], "column")
     for name in ignored:
@@ -212,8 +212,8 @@ def recognize(
     require(
         not unknown,
         f"unknown column{'s' * (len(unknown) > 1)} {', '.join(unknown)} ({origin})",
-        hint=f"{HINT}; add --column NAME={PREFIX}NAME for a parameter, --column NAME=OURS for {', '.join(COLUMNS)}, "
-        "or --ignore NAME",
+        hint=f"for a parameter, add --column NAME={PREFIX}NAME; for {', '.join(COLUMNS)}, add --column NAME=OURS; "
+        "for another column, add --ignore NAME",
     )
     _check_twice(columns, origin)
     return columns
@@ -243,8 +243,8 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
     rules: tuple[tuple[object, str | None, str], ...] = (
         (not name, None, "without a name"),
         (plain in COLUMNS and (prefix is None or plain in ("batch_size", "seed")), plain, ""),
-        (part, plain, f"a part of the batch, {part}"),
-        (may_divide_batch(plain), PREFIX + plain, "may divide the batch"),
+        (part, plain, f"a factor of the batch size, {part}"),
+        (may_divide_batch(plain), PREFIX + plain, "may divide the batch size"),
         (logged == metric and "final_metric" not in own, "final_metric", ""),
         (plain in TYPED or (prefix is not None and plain and plain not in COLUMNS), PREFIX + plain, ""),
         (whole, None if whole in own else whole, "of the whole run"),
@@ -301,14 +301,13 @@ def _check_twice(columns: Sequence[Column], origin: str) -> None:
         if column.ours is not None:
             if column.ours in seen:
                 raise UsageError(
-                    f"the columns {seen[column.ours]!r} and {column.theirs!r} have one meaning, {column.ours} "
-                    f"({origin})",
+                    f"the columns {seen[column.ours]!r} and {column.theirs!r} both mean {column.ours} ({origin})",
                     hint="leave out one column with --ignore NAME",
                 )
             seen[column.ours] = column.theirs
 
 
 HINT = (
-    "write a table with one row per run: batch_size, reached, and steps and train_seconds at the first evaluation that "
-    "met the target"
+    "write one row per run, with batch_size, reached, and the steps and train_seconds of the first evaluation that met "
+    "the target"
 )

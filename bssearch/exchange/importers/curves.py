@@ -1,4 +1,4 @@
-"""``import curves``: studies of training logs, with learning curves and settings; `logs` finds and reads the logs."""
+"""``import curves``: studies from training logs, with learning curves and settings."""
 
 import itertools
 import json
@@ -80,7 +80,8 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 class Setting:
     """A setting's value, and the name in the log.
 
-    ``distance`` is 1 plus the number of groups in a logged name, but 0 for a renamed setting and for other sources.
+    ``distance`` is 1 + the number of dots and slashes in a logged name, or 0 for other sources. The setting with the
+    smallest distance counts.
     """
 
     theirs: str
@@ -94,7 +95,7 @@ Settings = Mapping[str, Setting]  # by our names, else by the log's
 
 
 def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None) -> list[Settings]:
-    """Return the settings of each log; ``column`` renames settings, and ``given`` overrides settings."""
+    """Return the settings of each log. ``column`` renames settings, and ``given`` overrides settings."""
     there = dict.fromkeys(name for log in logs for name in (*log.settings, *log.mentioned))
     renamed = mappings("--column", column, there, "setting")
     added = {}
@@ -126,7 +127,7 @@ def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | Non
         known = found.get(ours)
         if known is not None and known.distance == one.distance and str(known.value) != str(one.value):
             raise UsageError(
-                f"{known.theirs} = {known.value} and {name} = {value} have one meaning, {ours} ({log.origin})",
+                f"{known.theirs} = {known.value} and {name} = {value} both mean {ours} ({log.origin})",
                 hint=f"choose a setting with --column NAME={ours}",
             )
         if known is None or one.distance < known.distance:
@@ -188,13 +189,13 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
         return found
     raise UsageError(
         f"the batch size of {log.origin} is unknown; settings found: {listed(list(settings))}",
-        hint=f"name the setting with --column NAME={BATCH}, name the column of runs with --run NAME, or give all runs "
-        f"a batch size with --with {BATCH}=N",
+        hint=f"name the setting with --column NAME={BATCH}, name the column of runs with --run NAME, or set one batch "
+        f"size with --with {BATCH}=N",
     )
 
 
 def hyperparameters(settings: Iterable[Settings]) -> list[str]:
-    """Return the names of known hyperparameters and of settings that vary between runs, except labels of runs."""
+    """Return the names of known hyperparameters and of settings that vary between runs, except names of runs."""
     runs = list(settings)
     names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
     values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
@@ -210,7 +211,7 @@ FEW_RUNS = 3
 
 
 def sources(settings: Settings) -> str:
-    """List the log's names of batch parts and hyperparameters that differ from our names."""
+    """List the log's names of batch-size settings and hyperparameters that differ from bssearch's names."""
     shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
@@ -224,7 +225,8 @@ def import_curves(
         Option(
             "Tables of evaluations (.csv, .tsv, .json, .jsonl, also .gz) or texts (slurm-*.out, .log). Folders with "
             "runs of Lightning's CSVLogger, the Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & "
-            "Biases. Zeus's traces, MLflow's databases and tracking servers. PLACE#NAME chooses one of several tasks.",
+            "Biases. Zeus's traces, MLflow's databases and tracking servers. PLACE#NAME chooses MLflow's experiment or "
+            "Zeus's workload.",
             metavar="FILE|FOLDER|URL…",
         ),
     ],
@@ -258,14 +260,14 @@ def import_curves(
     epoch_samples: Annotated[
         int | None, Option("Samples of an epoch, if the logs count epochs instead of steps.", min=1)
     ] = None,
-    objective: Annotated[LogsObjective, Option("Cost minimized by the best batch size.")] = "time_to_target",
+    objective: Annotated[LogsObjective, Option("Cost to minimize.")] = "time_to_target",
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     dry_run: Annotated[bool, Option("Print the runs of the logs without storing a study.", flag="--dry-run")] = False,
 ) -> Studies:
-    """Make a study from training logs, with their learning curves.
+    """Make a study with learning curves from training logs.
 
     A run's settings come from its log. bssearch multiplies a batch size per device by accumulation steps and devices.
-    Each device and precision gets a separate study.
+    Each pair of device and precision gets a separate study.
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 
@@ -384,7 +386,7 @@ def _runs(
         runs.append(_run(log, own, batch, varied, curve, named))
     require(
         runs,
-        f"no run has an evaluation with a finite {names.metric}: {listed(without)}",
+        f"no run has a finite {names.metric}; runs: {listed(without)}",
         hint="choose another metric with --metric NAME",
     )
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
@@ -401,7 +403,7 @@ def _runs(
         (untimed if len(untimed) < len(runs) else [], "have no seconds"),
     ):
         if found:
-            notes.append(f"{len(found)} of {len(runs) + len(without)} runs {what} (the first: {found[0]})")
+            notes.append(f"{len(found)} of {len(runs) + len(without)} runs {what} (first: {found[0]})")
     return runs, [one for one in notes if one]
 
 
@@ -438,10 +440,10 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
     yield "batch size (runs): " + ", ".join(f"{size} ({count})" for size, count in sorted(counts.items()))
     by_one = [one for run in runs for one in np.diff([at.step for at in run.curve])]
     if by_one and set(by_one) == {1}:
-        yield "there is an evaluation at every step: if the steps are epochs, add --epoch-samples N"
+        yield "every step has an evaluation; if the steps are epochs, add --epoch-samples N"
     if late := [run for run in runs if is_late(run.curve)]:
         yield (
-            f"{len(late)} of {len(runs)} logs start late (the first: {late[0].origin}); assuming that unlogged first "
+            f"{len(late)} of {len(runs)} logs lack the first steps (first: {late[0].origin}); assuming that unlogged "
             "steps took as long as later steps"
         )
     by_origin = {log.origin: log for log in logs}
@@ -454,8 +456,8 @@ def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
     if samples and max(samples.values()) > UNLIKE * min(samples.values()):
         least, most = min(samples, key=lambda one: samples[one]), max(samples, key=lambda one: samples[one])
         yield (
-            f"an epoch has {samples[most]:,.0f} samples in {most} and {samples[least]:,.0f} in {least}; if a part of "
-            "the batch is missing, such as accumulation or devices, add --with NAME=VALUE"
+            f"an epoch has {samples[most]:,.0f} samples in {most} and {samples[least]:,.0f} in {least}; if a factor of "
+            "the batch size is missing, such as accumulation or devices, add --with NAME=VALUE"
         )
 
 
@@ -491,7 +493,7 @@ def _judged(run: ImportedRun, target: Target) -> ImportedRun:
     found, last = first_crossing(run.curve, target), run.curve[-1]
     require(
         found is None or found.first_hit_step != 0,
-        f"{target.in_words} is met before the first step ({run.origin})",
+        f"the run meets {target.in_words} before the first step ({run.origin})",
         hint="set a harder target with --target VALUE",
     )
     end = last if found is None else next(one for one in run.curve if one.step == found.first_hit_step)

@@ -1,4 +1,4 @@
-"""Imported runs with their cells, batch sizes and configurations, and the interface of importers."""
+"""Imported runs, the parsing of their values and batch sizes, and the interface of importers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``; raise `UsageError` for other texts, or outside ``low`` to ``high``."""
+    """Parse an integer, also ``120.0``. Raises `UsageError` for other texts, and outside ``low`` to ``high``."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -91,7 +91,7 @@ def comma_hint(text: str) -> str | None:
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
-    """Parse a boolean or a number, else return the text; raise `UsageError` for NaN and infinity."""
+    """Parse a boolean or a number, else return the text. Raises `UsageError` for NaN and infinity."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     value = number(text)
@@ -119,7 +119,7 @@ def csv_rows(text: str, source: str, *, delimiter: str = ",") -> Iterator[tuple[
 
 
 def number(text: str) -> float:
-    """Parse a number; return NaN for invalid text and for underscores."""
+    """Parse a number, or return NaN for invalid text and for underscores."""
     try:
         return math.nan if "_" in text else float(text)
     except ValueError:
@@ -135,7 +135,7 @@ SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRun:
-    """An imported run; a field is None if the value is unknown."""
+    """An imported run. Unknown values are None."""
 
     origin: str  # the place, such as runs.csv:12
     configuration: Configuration  # with a placeholder for unknown parameters
@@ -173,7 +173,7 @@ _UNKNOWN = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "op
 def make_configuration(
     batch: Mapping[str, int], values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
-    """Build a configuration; missing `TYPED` parameters get placeholders."""
+    """Build a configuration with placeholders for missing `TYPED` parameters."""
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {**_UNKNOWN, **batch}
     for name in (one for one in TYPED if one in given):
@@ -281,7 +281,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBatch:
-    """The batch of a run; ``parts`` and ``labels`` map our names to values and to the file's names."""
+    """The batch size of a run. ``parts`` and ``labels`` map bssearch's names to values and to the file's names."""
 
     origin: str
     parts: Mapping[str, int]
@@ -294,8 +294,8 @@ class GivenBatch:
         for name, value in values.items():
             if _plain(name) in _NODES and str(value) not in ("", "1", "1.0", "None"):
                 raise UsageError(
-                    f"{label(name)} = {value}: the total number of devices is unknown, because the number may be per "
-                    f"node ({origin})",
+                    f"{label(name)} = {value}: the total number of devices is unknown, because the number of devices "
+                    f"may be per node ({origin})",
                     hint=f"give the total number as {WORLD}, without {label(name)}",
                 )
             if _plain(name) == _SHARED and str(value).lower() in ("true", "1", "1.0", "yes"):
@@ -325,7 +325,7 @@ class GivenBatch:
 
     @property
     def factor(self) -> int:
-        """Micro-batches per step over all devices; an unknown factor counts as 1."""
+        """Micro-batches per step over all devices. An unknown factor counts as 1."""
         return self.parts.get(ACCUMULATION, 1) * self.parts.get(WORLD, 1)
 
     @property
@@ -338,9 +338,9 @@ class GivenBatch:
 
 
 def step_batches(given: Sequence[GivenBatch], rename: str, add: str = "") -> tuple[list[dict[str, int]], list[str]]:
-    """Return each run's ``batch_size`` with its three factors, and notes.
+    """Return each run's batch size, micro-batch size, accumulation steps and world size, and notes.
 
-    ``rename`` is a hint with the fields ``{theirs}`` and ``{ours}``; ``add`` is a hint with a field for a missing
+    ``rename`` is a hint with the fields ``{theirs}`` and ``{ours}``. ``add`` is a hint with a field for a missing
     factor.
     """
     open_ones = [one for one in given if one.is_open]
@@ -423,7 +423,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
     found = _whole_split(batch, micro, parts)
     require(
         found[MICRO] * found[ACCUMULATION] * found[WORLD] == batch and parts.get(BATCH, batch) in (batch, micro),
-        f"{one.in_words(STEP_BATCH, BATCH, MICRO, ACCUMULATION, WORLD)} do not fit: the batch per step must be "
+        f"{one.in_words(STEP_BATCH, BATCH, MICRO, ACCUMULATION, WORLD)} do not fit: the batch size per step must be "
         f"{' × '.join([MICRO, ACCUMULATION, WORLD])} ({one.origin})",
         hint="correct or remove the wrong value",
     )
@@ -445,7 +445,7 @@ def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Studies:
-    """Imported studies, and notes; if ``dry_run``, the caller stores no study."""
+    """Imported studies, and notes. If ``dry_run``, the caller stores no study."""
 
     studies: tuple[FinishedStudy, ...]
     notes: tuple[str, ...]
@@ -454,7 +454,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` renames a new first study. If ``dry_run``, the caller stores no study."""
+    """Whole studies. ``name`` renames the first study if new. If ``dry_run``, the caller stores no study."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -474,7 +474,7 @@ class Importer(Protocol):
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Return the studies; the caller stores all studies or no study."""
+        """Return the studies, of which the caller stores all or none."""
 
 
 def import_study(

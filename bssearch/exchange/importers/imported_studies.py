@@ -1,4 +1,4 @@
-"""Studies of imported runs; each pair of device and precision has a separate study."""
+"""Studies of imported runs, with a separate study for each pair of device and precision."""
 
 import math
 import os
@@ -44,7 +44,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target and notes; the default is the worst ``final_metric`` of a run that reached the target."""
+    """Return the target and notes. The default is the worst ``final_metric`` of a run that reached the target."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -53,7 +53,7 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
         worst = min(reached) if goal is Goal.MAXIMIZE else max(reached)
         target = Target(metric=metric, value=worst, goal=goal)
         notes = [
-            f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached the target"
+            f"the target is {metric} {goal.sign} {worst:g}, the worst final_metric of a run that reached the target"
         ]
     else:
         raise UsageError(
@@ -65,9 +65,9 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
     if wrong:
         first = wrong[0]
         notes.append(
-            f"final_metric and reached disagree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
-            f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} ({first.origin}); "
-            "check --goal and --target"
+            f"final_metric and reached disagree in {len(wrong)} of {len(runs)} runs (first: {first.origin} "
+            f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} with "
+            f"{first.final_metric:g}); check --goal and --target"
         )
     return target, notes
 
@@ -83,9 +83,9 @@ def make_studies(
 ) -> Studies:
     """Make a study for each pair of device and precision.
 
-    A single study is called ``name``; several studies add the device, and the precision if a device has several. If no
-    run of a study has train seconds, the objective is ``samples_to_target``. ``is_tuned`` means that the source tuned
-    each batch size.
+    A single study is called ``name``. The names of several studies add the device, and the precision if a device has
+    several precisions. If no run of a study has train seconds, the objective is ``samples_to_target``. ``is_tuned``
+    means that the source tuned each batch size.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -120,7 +120,7 @@ def make_studies(
 def with_stored(store: Store, studies: Sequence[FinishedStudy]) -> tuple[list[FinishedStudy], list[str], list[str]]:
     """Return the studies to store, the names of stored studies to replace, and notes.
 
-    An import with new runs or rows replaces the stored import of the same name and target. Stored runs keep their
+    An import with new runs or values replaces the stored import of the same name and target. Stored runs keep their
     numbers. Raises `UsageError` if the import lacks a stored run.
     """
     wanted, replaced, notes = [], [], []

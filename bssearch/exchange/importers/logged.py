@@ -80,13 +80,13 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of the metric, steps and seconds in all logs of an import or, after `of_log`, in one log.
+    """The names of the metric, steps and seconds in the logs of an import. `of_log` returns the names in a single log.
 
     Attributes:
         step: "" until `of_log`, unless the user names the steps. The steps count epochs if ``epoch_samples`` is given.
         clock: name of a clock, used if ``seconds`` is None.
-        evaluations: names of seconds of evaluations, which ``seconds`` or ``clock`` include.
-        step_seconds: seconds of a step, used if ``seconds`` or ``clock`` include evaluations of unknown length.
+        evaluations: names of evaluation times that ``seconds`` or ``clock`` include.
+        step_seconds: step time, used if ``seconds`` or ``clock`` include evaluations of unknown length.
     """
 
     metric: str
@@ -102,7 +102,7 @@ class Names:
     def of(
         cls, logs: Sequence[Log], metric: str | None, step: str | None, seconds: str | None, epoch_samples: int | None
     ) -> Names:
-        """Check the given names and find the metric; raise `UsageError` if a name is missing or ambiguous."""
+        """Check the given names and find the metric. Raises `UsageError` if a name is missing or ambiguous."""
         there = list(dict.fromkeys(name for log in logs for row in log.rows for name in row))
         place = logs[0].origin
         require(
@@ -113,7 +113,7 @@ class Names:
         for option, name in (("--metric", metric), ("--step", step), ("--seconds", seconds)):
             require(
                 name is None or name in there,
-                f"{option} {name}: no log has this name; choose from {listed(there)} ({place})",
+                f"{option} {name}: no log has {name!r}; choose from {listed(there)} ({place})",
             )
         found = metric or _metric(there, place)
         require(found.isprintable(), f"the metric's name {found!r} must be printable; rename the metric ({place})")
@@ -154,18 +154,18 @@ class Names:
     @property
     def sentence(self) -> str:
         steps = self.step if self.epoch_samples is None else f"{self.step} × {self.epoch_samples} / batch size"
-        timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown (add --seconds)")
+        timed = self.seconds or (f"{self.clock} since the first step" if self.clock else "unknown (add --seconds)")
         if self.step_seconds is not None:
-            timed = f"steps × the step time between evaluations, by {self.seconds or self.clock}"
+            timed = f"steps × step time between evaluations, from {self.seconds or self.clock}"
         elif self.evaluations:
-            timed += f", less {', '.join(self.evaluations)}"
+            timed += f" minus {', '.join(self.evaluations)}"
         elif (self.seconds or self.clock) and not self.is_training:
             timed += ", evaluations included"
         return f"metric: {self.metric}; steps: {steps}; seconds: {timed}"
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """Return the log's spelling of the first ``wanted`` name; a prefix or unit in a name does not matter."""
+    """Return the log's spelling of the first ``wanted`` name, which may have a prefix or a unit in the log."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
@@ -268,7 +268,7 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Return a log's curve; after a resume, new evaluations replace earlier evaluations at the same and later steps."""
+    """Return a log's curve. After a resume, new evaluations replace old evaluations at the same and later steps."""
     found: list[Observation] = []
     offset, before, resumes, repeats = 0.0, -math.inf, 0, 0
     has_diverged = False
@@ -291,7 +291,7 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
             raise UsageError(
                 f"the steps of {names.step!r} {what} {step}, as if a run restarts ({log.origin})",
                 hint="name the column of runs with --run NAME, or another column of steps with --step NAME; if only "
-                "the learning rate separates runs, name its column with --column NAME=learning_rate",
+                "the learning rate separates runs, name the rate's column with --column NAME=learning_rate",
             )
         resumes += is_resumed
         if is_resumed:

@@ -53,10 +53,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """A run's log; ``rows`` hold logged values by name, and ``settings`` hold hyperparameters by name.
+    """A run's log. ``rows`` hold logged values by name, and ``settings`` hold hyperparameters by name.
 
-    ``first_step`` is the number that the tool gives the first optimizer step. ``mentioned`` holds values in a text,
-    which count only under a setting's usual name. ``note`` is for the user.
+    ``first_step`` is the number that the tool gives the first optimizer step. ``mentioned`` holds values from a text
+    log, which count only under a setting's usual name.
     """
 
     origin: str
@@ -69,9 +69,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class LogKind:
-    """A tool's logs; a folder with such a log has a file that matches one of ``patterns``.
+    """A tool's logs, in folders with a file that matches one of ``patterns``.
 
-    If ``has_choices``, ``read`` takes a task's name, which may be empty, after the folder.
+    If ``has_choices``, ``read`` also takes the name of an experiment or workload, or "".
     """
 
     patterns: tuple[str, ...]
@@ -79,12 +79,12 @@ class LogKind:
     has_choices: bool = False
 
     def __call__(self, folder: Path, choice: str = "") -> Iterator[Log]:
-        require(self.has_choices or not choice, f"{folder} has one task; omit #{choice}")
+        require(self.has_choices or not choice, f"{folder} has no experiment or workload {choice!r}; omit #{choice}")
         return self.read(folder, choice) if self.has_choices else self.read(folder)
 
 
 def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
-    """Return the logs at files, folders and URLs; ``run`` names a table's column of runs."""
+    """Return the logs at files, folders and URLs. ``run`` is the column of a table that names runs."""
     found: list[Log] = []
     for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
         here = list(_of_place(place, run)) or [
@@ -93,7 +93,7 @@ def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
         if not here:
             raise UsageError(
                 f"{place} has no training log",
-                hint="name a table (.csv, .tsv, .jsonl) or one of "
+                hint="name a table (.csv, .tsv, .jsonl), or a folder with a log such as "
                 + ", ".join(sorted(one for kind in _kinds() for one in kind.patterns)),
             )
         known = {log.origin for log in found}
@@ -127,7 +127,7 @@ def _of_folder(folder: Path, choice: str = "") -> Iterator[Log]:
         if any(any(folder.glob(name)) for name in kind.patterns):
             yield from kind(folder, choice)
             return
-    require(not choice, f"{folder} has no log with several tasks; omit #{choice}")
+    require(not choice, f"{folder} has no experiment or workload {choice!r}; omit #{choice}")
     for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
         if not inner.name.startswith("."):  # MLflow keeps deleted experiments in .trash
             yield from _of_folder(inner)
@@ -295,7 +295,7 @@ def _mlflow_server(address: str) -> Iterator[Log]:
 
 
 def chosen(found: Mapping[str, list[Any]], name: str, place: str, what: str) -> tuple[str, list[Any]]:
-    """Return the entry called ``name`` or the only entry; if ``found`` is empty, the entry is empty."""
+    """Return the entry called ``name``, or the only entry. Returns an empty entry if ``found`` is empty."""
     if found and name not in (found if len(found) > 1 else ("", *found)):
         raise UsageError(
             f"{place} has the {what} {', '.join(map(str, found))}" + (f", not {name!r}" if name else ""),
@@ -316,7 +316,7 @@ def _wandb(folder: Path) -> Iterator[Log]:
             try:
                 values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
             except (ValueError, RecursionError) as error:
-                raise UsageError(f"{folder} holds {name}, whose values are not JSON: {error}", hint=DAMAGED) from None
+                raise UsageError(f"the values of {name} in {folder} are not JSON: {error}", hint=DAMAGED) from None
             if record.HasField("history"):
                 rows.append(values)
             else:
@@ -341,7 +341,7 @@ def _message(kind: Any, content: bytes, place: str) -> Any:
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; skip a partial last record."""
+    """Yield the complete records of a ``.wandb`` file, a LevelDB log of protocol buffers."""
     # wandb 0.31 has the records' classes, but no reader of the file
     record_of = _library("wandb.proto.wandb_internal_pb2", file).Record
     whole = b""
@@ -498,7 +498,7 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield rows of CSV or JSON with line numbers; skip repeated headers and a partial last row."""
+    """Yield rows of CSV or JSON with line numbers, without repeated headers or a partial last row."""
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
         yield from ((line, _flat(row)) for line, row in _json_lines(text, str(file)))
@@ -534,8 +534,8 @@ def _with_points(rows: list[tuple[int, list[str]]], place: str) -> list[tuple[in
     points = sorted(one for one in filter(_POINT.fullmatch, texts) if not _THOUSANDS.fullmatch(one))
     require(
         not commas or not points,
-        f"{place} has {''.join(commas[:1])} with a comma and {''.join(points[:1])} with a point; write all decimals "
-        "with a point, and no commas in numbers",
+        f"{place} has {''.join(commas[:1])} with a comma and {''.join(points[:1])} with a point; write all numbers "
+        "with decimal points and without commas",
     )
     if not commas:
         return rows
@@ -566,7 +566,7 @@ def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = [(line, parsed_json(one, origin, line=line)) for line, one in lines]
     for line, row in rows:
         if not isinstance(row, dict):
-            raise UsageError(f"{origin}:{line} must be a JSON object")
+            raise UsageError(f"{origin}:{line} must be a JSON object, not {row!r:.60}")
         yield line, row
 
 
@@ -628,7 +628,7 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 
 
 def number_in(value: Any) -> float:
-    """Convert a number, ``97%``, ``0:01:30`` (to seconds) or a date (to seconds since 1970); NaN if invalid."""
+    """Parse a number, a percentage, a duration into seconds or a date into seconds since 1970, or return NaN."""
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
     if isinstance(value, float):

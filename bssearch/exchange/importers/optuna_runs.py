@@ -1,6 +1,6 @@
 """``import optuna``: finished trials of an Optuna study.
 
-The reports' steps have no unit, so the user names the sources of seconds and steps unless bssearch exported the study.
+A report's step has no unit. The user names the sources of seconds and steps, unless bssearch exported the study.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """True if the trial continued after the first report that met the target and reports cover the whole training."""
+    """True if the trial trained past the first report that met the target, and reports cover the whole training."""
     # A value unlike all reports was measured later: training may have been longer.
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
@@ -58,7 +58,7 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
-    """Judge by the trial's duration whether ``seconds`` cover the whole trial; None if unclear.
+    """Judge by the trial's duration whether ``seconds`` cover the whole trial, or return None if unclear.
 
     ``share`` is the part of the training, from 0 to 1, up to the first report that met the target.
     """
@@ -95,7 +95,7 @@ FEW = 10  # Smaller gaps are rarely optimizer steps: evaluating would take longe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSteps:
-    """The first report step, and the smallest and largest gap (None if no trial has two reports)."""
+    """The first report step, and the smallest and largest gap. Gaps are None if no trial has two reports."""
 
     first: int = 1
     smallest_gap: int | None = None
@@ -117,7 +117,7 @@ class ReportSteps:
 
     @property
     def are_epochs(self) -> bool:
-        """True if reports count 0, 1, 2, … or 1, 2, 3, …; some numbers may be missing."""
+        """True if report steps count 0, 1, 2, … or 1, 2, 3, …, with or without missing numbers."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
@@ -175,7 +175,7 @@ def import_optuna(
         str | None,
         Option(
             "Source of optimizer steps: step (report steps are optimizer steps), samples (training samples), epoch "
-            "(epochs; needs --samples-per-epoch) or user_attr:NAME (steps up to the end that --figures-at names).",
+            "(epochs, with --samples-per-epoch) or user_attr:NAME (steps up to the moment of --figures-at).",
             metavar="PLACE",
             shown_default="unknown",
         ),
@@ -192,7 +192,7 @@ def import_optuna(
     ] = None,
     objective: Annotated[
         RunsObjective | None,
-        Option("Cost minimized by the best batch size.", shown_default="time_to_target"),
+        Option("Cost to minimize.", shown_default="time_to_target"),
     ] = None,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     device: Annotated[str | None, Option("Device of the trials.")] = None,
@@ -200,9 +200,9 @@ def import_optuna(
 ) -> Studies:
     """Make a study from the finished trials of an Optuna study.
 
-    A trial reached the target if a report or the trial's value meets the target, or, with --seconds value, if the trial
-    is COMPLETE. FAIL, RUNNING and WAITING trials, and trials that violate a constraint, do not count. --seconds and
-    --steps name the sources of seconds and steps; a study written by `export --to optuna` needs neither option.
+    A trial reached the target if a report or the trial's value meets the target. With --seconds value, each COMPLETE
+    trial reached the target. FAIL, RUNNING and WAITING trials, and trials that violate a constraint, do not count.
+    A study of `export --to optuna` needs neither --seconds nor --steps.
     """
     # imports SQLAlchemy, which `import --help` does not need
     from bssearch.exchange.importers.imported_studies import make_studies
@@ -243,7 +243,8 @@ def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObj
     if before in get_args(RunsObjective):
         return before, []
     return "time_to_target", [
-        f"objective {before} cannot be imported; using time_to_target; choose another objective with --objective NAME"
+        f"objective {before} cannot be imported, so the objective is time_to_target; choose another objective with "
+        "--objective NAME"
     ]
 
 
@@ -378,8 +379,8 @@ class _Reader:
         ended = [trial for trial in ended if trial.number not in violating]
         require(
             ended,
-            f"no runs: {self.place} has {plural(len(trials), 'trial')}; the import needs a COMPLETE or PRUNED trial "
-            "that meets all constraints",
+            f"no runs: {self.place} has {plural(len(trials), 'trial')}, but no COMPLETE or PRUNED trial that meets all "
+            "constraints",
             hint="run more trials, then import the study again",
         )
         ended, runs, notes = self._readable(ended)
@@ -430,7 +431,8 @@ class _Reader:
         if formula.of is None and len(sizes) > 2 and max(sizes) <= MOST_POWER and max(sizes) - min(sizes) < len(sizes):
             raise UsageError(
                 f"batch sizes {', '.join(map(str, sorted(sizes)))} of {self.place} may be exponents",
-                hint=f"use --param '2**{theirs}=batch_size', or --param '1*{theirs}=batch_size' for batch sizes",
+                hint=f"for exponents, use --param '2**{theirs}=batch_size'; for batch sizes, use "
+                f"--param '1*{theirs}=batch_size'",
             )
 
     def _taken(self, trials: Sequence[FrozenTrial]) -> Iterator[str]:
@@ -444,7 +446,7 @@ class _Reader:
             taken = [
                 *(["seconds" if factor == 1.0 else f"seconds × {factor:g}"] if name == self.seconds_name else []),
                 *(["steps"] if name == self.steps_name else []),
-                *(["a part of the batch"] if is_about_batch(name) else []),
+                *(["a factor of the batch size"] if is_about_batch(name) else []),
             ]
             yield f"user attribute {name!r}: {', '.join(taken) or 'ignored'}"
         unit = {STEP: "optimizer steps", EPOCH: f"epochs of {self.samples_per_epoch} samples"}.get(self.steps or "")
@@ -500,10 +502,9 @@ class _Reader:
         for option, name in self._attributes():
             if shared and not self._is_at_target(name):
                 yield (
-                    f"assuming that {option} {USER_ATTRIBUTE}{name} covers the whole trial; {len(shared)} of "
-                    f"{len(runs)} trials trained past the target (first: {shared[0]}) and count up to the first "
-                    f"report that met the target; if the attribute ends at the target, give --figures-at "
-                    f"{FiguresAt.TARGET}"
+                    f"{len(shared)} of {len(runs)} trials trained past the target (first: {shared[0]}), so {option} "
+                    f"{USER_ATTRIBUTE}{name} counts up to the first report that met the target; if the attribute ends "
+                    f"at the target, add --figures-at {FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:
@@ -522,8 +523,8 @@ class _Reader:
         by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
-                f"{by}: the report steps of {self.place} are {self._first_steps()}, although the batch sizes differ "
-                f"({', '.join(map(str, sorted(sizes)))}); such steps are probably epochs",
+                f"{by}: the report steps of {self.place} are {self._first_steps()} at batch sizes "
+                f"{', '.join(map(str, sorted(sizes)))}, and are probably epochs",
                 hint=AS_EPOCHS,
             )
 

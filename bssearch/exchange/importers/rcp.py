@@ -1,4 +1,4 @@
-"""``import rcp``: MLPerf's reference convergence points, runs' epochs or samples to the target, by batch size.
+"""``import rcp``: MLPerf's reference convergence points, the epochs or samples that runs need at each batch size.
 
 https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``.
 """
@@ -53,7 +53,7 @@ def import_rcp(
     samples_per_epoch: Annotated[
         int | None,
         Option(
-            "Samples per epoch if the file counts epochs; 1 if its epochs are samples.",
+            "Samples per epoch if the file counts epochs, or 1 if the file's epochs are samples.",
             min=1,
             shown_default="built in for bert, resnet and retinanet",
         ),
@@ -61,7 +61,7 @@ def import_rcp(
 ) -> Studies:
     """Make a study from MLPerf's reference convergence points.
 
-    Each point lists the epochs or samples to the target of runs at one batch size.
+    Each point lists the epochs or samples that runs at one batch size needed to reach the target.
     """
     from bssearch.exchange.importers.imported_studies import (
         make_studies,  # SQLAlchemy, which `import --help` does without
@@ -76,7 +76,6 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
-    """Return the runs and the target of a file; notes count the skipped runs."""
     points = {f"{path}: {name}": fields for name, fields in _entries(read_text(path), path).items()}
     read = {place: _point(fields, place) for place, fields in points.items()}
     benchmarks = sorted({one.benchmark for one in read.values() if one.benchmark is not None})
@@ -88,7 +87,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     benchmark = benchmarks[0] if benchmarks else ""
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark)
     runs = [run for place, one in read.items() for run in _runs(one, place, per_epoch)]
-    require(runs, f"{path} has no runs; give the values of runs in a list {EPOCHS!r} or {SAMPLES!r}")
+    require(runs, f"{path} has no runs; list the values of runs under {EPOCHS!r} or {SAMPLES!r}")
     notes = [
         f"skipped {missing} of {len(one.values)} runs without a value ({place})"
         if one.values
@@ -101,7 +100,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
         notes.append(f"reading {EPOCHS!r} as {counted}")
     target = TARGETS.get(benchmark, UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
-        notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
+        notes.append("the file has no target; quality_target 1 means the benchmark's own target")
     return RunTable(tuple(runs), tuple(notes)), target
 
 

@@ -51,7 +51,7 @@ from bssearch.registry import Option
 
 
 class FiguresAt(StrEnum):
-    """The moment at which the seconds and steps of a run that reached the target were measured."""
+    """Whether seconds and steps of a run that reached the target end at the target or with the run."""
 
     TARGET = "target"
     END = "end"
@@ -75,7 +75,7 @@ def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> 
         return
     require(
         figures_at is not FiguresAt.END,
-        f"--figures-at {FiguresAt.END}: a table does not show when a run reached the target before its end",
+        f"--figures-at {FiguresAt.END}: values at the end of runs do not show when the runs reached the target",
         hint=REMEDY,
     )
     together = _together(runs)
@@ -123,7 +123,7 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
             f"{ended} of {reached} runs that reached the target, at {len(sizes)} batch sizes, have the {measure} of "
-            "other runs at the same batch size, whatever their parameters"
+            "runs with other parameters at the same batch size"
         )
     return ""
 
@@ -192,7 +192,7 @@ def import_runs(
     file: Annotated[Path, Option("A CSV file with one row per run.", metavar="FILE.csv")],
     *,
     name: StudyName = None,
-    metric: Annotated[str, Option("Name of the metric in final_metric, or of its column.")] = "metric",
+    metric: Annotated[str, Option("Name of the metric in final_metric, or of the metric's column.")] = "metric",
     target: Annotated[
         float | None,
         Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached the target"),
@@ -205,24 +205,24 @@ def import_runs(
         Option("Rename a column, as in lr=param.learning_rate; may be repeated.", metavar="THEIRS=OURS"),
     ] = None,
     ignore: Annotated[list[str] | None, Option("Leave a column out; may be repeated.", metavar="NAME")] = None,
-    objective: Annotated[RunsObjective, Option("Cost minimized by the best batch size.")] = "time_to_target",
+    objective: Annotated[RunsObjective, Option("Cost to minimize.")] = "time_to_target",
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     precision: Annotated[str | None, Option("Precision of runs without a precision in the table.")] = None,
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "Moment at which steps and train_seconds of runs that reached the target were measured.",
+            "Whether steps and train_seconds of runs that reached the target end at the target or with the run.",
             shown_default="target, if the table is clear",
         ),
     ] = None,
 ) -> Studies:
     """Make a study from a table of runs.
 
-    Each device and precision gets a separate study. Columns: batch_size, reached (true or false), and optionally seed,
-    steps and train_seconds (to the target, or of the whole run if the run missed the target), final_metric,
-    last_miss_step or eval_every_steps, device, precision, param.learning_rate, param.NAME. Leave unknown cells empty.
-    micro_batch_size, accumulation_steps and world_size may replace batch_size; --target and final_metric may replace
-    reached.
+    Each pair of device and precision gets a separate study. Columns: batch_size and reached (true or false). Optional
+    columns: seed, steps, train_seconds, final_metric, last_miss_step or eval_every_steps, device, precision,
+    param.learning_rate, param.NAME. steps and train_seconds cover the whole run if the run missed the target. Leave
+    unknown cells empty. micro_batch_size, accumulation_steps and world_size may replace batch_size. --target and
+    final_metric may replace reached.
     """
     from bssearch.exchange.importers.imported_studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
@@ -251,7 +251,7 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse a table of runs; without a column ``reached``, the metric shows which runs reached ``target``."""
+    """Parse a table of runs. Without a column ``reached``, the metric shows which runs reached ``target``."""
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
@@ -263,13 +263,12 @@ def parse_runs(
     ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
     if len(ended) < len(table):
         notes.append(
-            f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}, because these runs did "
-            "not finish"
+            f"skipped {len(table) - len(ended)} of {len(table)} runs that did not finish, by column {labels[STATE]!r}"
         )
     is_constrained = any(one.startswith(CONSTRAINT) for one in labels)
     feasible = [row for row in ended if not row.violated()] if is_constrained else ended
     if len(feasible) < len(ended):
-        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs, which violate a constraint")
+        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs that violate a constraint")
     ended, derived = feasible, None
     if "reached" not in labels:
         derived = Target(metric=metric, value=target or 0.0, goal=goal or Goal.MAXIMIZE)
@@ -292,8 +291,7 @@ def parse_runs(
     without_metric = [run.origin for run, row in zip(runs, ended, strict=True) if row.lacks(run.final_metric)]
     if without_metric:
         notes.append(
-            f"final_metric is NaN (unknown) in {len(without_metric)} of {len(runs)} runs "
-            f"(the first: {without_metric[0]})"
+            f"final_metric is NaN (unknown) in {len(without_metric)} of {len(runs)} runs (first: {without_metric[0]})"
         )
     return RunTable(tuple(runs), tuple(notes), _unclear(columns, runs, derived), tuple(one.sentence for one in columns))
 
@@ -383,8 +381,8 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
     if missing:
         results = [one.theirs for one in columns if one.why == RESULT]
         raise UsageError(
-            f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: it has "
-            f"{', '.join(map(repr, names)) or 'no columns'} ({origin})",
+            f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; existing columns: "
+            f"{', '.join(map(repr, names)) or 'none'} ({origin})",
             hint=f"{HINT}; name a column with --column THEIRS=OURS; {', '.join(SPLIT)} may replace batch_size; "
             f"--target with --metric {' or '.join(map(repr, results)) or 'COLUMN'} may replace reached",
         )
@@ -399,7 +397,7 @@ NO_SHARES = (
 
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
-    """Raise `UsageError` if a loss lacks a goal, if a share exceeds 1, or if metrics and target may differ in unit."""
+    """Raise `UsageError` if a loss lacks a goal, a share exceeds 1, or metrics and target may differ in unit."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
         f"metric {target.metric} has no goal, and its name suggests that lower values are better",
@@ -512,7 +510,7 @@ class _Row:
 
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
-    """Return runs and a note; the common divisor of the steps at each batch size sets a missing ``last_miss_step``."""
+    """Return runs and a note. The common divisor of the steps at a batch size sets a missing ``last_miss_step``."""
     steps = grouped(
         (run.configuration.batch_size, run.steps)
         for run in runs

@@ -1,4 +1,4 @@
-"""Text logs, such as Slurm's ``slurm-*.out``: their lines give steps, metrics and settings by named patterns."""
+"""Text logs, such as Slurm's ``slurm-*.out``, whose lines hold steps, metrics and settings in known patterns."""
 
 import ast
 import json
@@ -63,7 +63,7 @@ def read_file(file: Path) -> Iterator[Log]:
     for name, values in grouped((name, value) for row in rows for name, value in row.items()).items():
         if len(set(map(str, values))) == 1:
             mentioned.setdefault(name, values[0])
-    note = f"reading lines of texts: {' and '.join(f'{name}, as in {PATTERNS[name]}' for name in sorted(used))}"
+    note = f"reading text lines: {' and '.join(f'{name}, as in {PATTERNS[name]}' for name in sorted(used))}"
     yield Log(origin=str(file), rows=rows, settings=settings, mentioned=mentioned, note=note)
 
 
@@ -85,7 +85,7 @@ def _object(text: str) -> Mapping[str, Any]:
 
 
 def pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and numbers in a line; a time with a unit becomes seconds."""
+    """Yield the names and numbers in a line. A time with a unit becomes seconds."""
     for one in _PAIR.finditer(text):
         name, value, unit = re.sub(":? ", "_", one["name"]), one["value"], one["unit"] or ""
         counter = re.sub("^train(ing)?_", "", name.lower())

@@ -1,4 +1,4 @@
-"""Zeus's traces (NSDI 2023): epochs to a metric by batch size; seconds per epoch and watts by GPU and power limit.
+"""Zeus's traces (NSDI 2023): epochs to a metric, seconds per epoch and watts by batch size, GPU and power limit.
 
 https://github.com/ml-energy/zeus, ``examples/research_reproducibility/zeus_nsdi23/trace``.
 """

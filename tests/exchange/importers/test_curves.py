@@ -445,7 +445,7 @@ def test_what_a_run_logs_once_is_no_setting(tmp_path: Path) -> None:
 def test_a_renamed_setting_comes_first_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
     text = "step,val_acc,config/batch_size,config/total,train.lr,finetune.lr\n10,0.5,8,32,0.1,0.2\n"
     file = table(tmp_path, text)
-    refuse(file, "have one meaning, learning_rate")
+    refuse(file, "both mean learning_rate")
     chosen = ["config/total=batch_size", "train.lr=learning_rate"]
     one = only_run(import_curves([file], target=0.4, column=chosen)).configuration
     assert (one.batch_size, one.learning_rate) == (32, 0.1)
@@ -513,7 +513,7 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
         (
             "step,val_acc,batch_size\n1,0.5,8\n",
             {"metric": "f1"},
-            "--metric f1: no log has this name; choose from 'step'",
+            "--metric f1: no log has 'f1'; choose from 'step'",
         ),
         ("step,val_acc,batch_size\n1,0.5,8\n", {"run": "name"}, "--run name: no column"),
         ("step,val_acc,batch_size\n1,0.5,8\n", {"given": ["batch_size"]}, "--with batch_size must be NAME=VALUE"),

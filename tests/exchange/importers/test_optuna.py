@@ -577,7 +577,7 @@ def test_studies_that_are_none_or_several_or_of_several_objectives_are_named(wri
     refuse(NotFoundError, file, "two", said="has 'one'; name another", target=0.9)
     write(name="two")
     refuse(UsageError, file, said="'one', 'two'", target=0.9)
-    refuse(UsageError, file, "two", said="needs a COMPLETE or PRUNED trial", target=0.9)
+    refuse(UsageError, file, "two", said="no COMPLETE or PRUNED trial", target=0.9)
     write(name="three", directions=["maximize", "minimize"])
     refuse(UsageError, file, "three", said="Study.set_metric_names", target=0.9)
 

@@ -327,7 +327,7 @@ def test_figures_at_the_end_of_a_run_that_reached_the_target_do_not_tell_when() 
 def test_a_metric_that_is_nan_is_not_known_and_counted() -> None:
     table = parse("batch_size,reached,final_metric", "8,1,0.5", "8,0,nan", "8,0,NaN", "8,0,")
     assert [run.final_metric for run in table.runs] == [0.5, None, None, None]
-    assert table.notes == ("final_metric is NaN (unknown) in 2 of 4 runs (the first: runs.csv:3)",)
+    assert table.notes == ("final_metric is NaN (unknown) in 2 of 4 runs (first: runs.csv:3)",)
 
 
 @pytest.mark.parametrize(
@@ -372,15 +372,18 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["reached,world_size", "1,1"], "the table lacks the column 'batch_size': it has 'reached', 'world_size'"),
-        (["reached", "1"], "the table lacks the column 'batch_size': it has 'reached' (runs.csv:1)"),
-        ([""], "the table lacks the columns 'batch_size', 'reached': it has no columns (runs.csv:1)"),
+        (
+            ["reached,world_size", "1,1"],
+            "the table lacks the column 'batch_size'; existing columns: 'reached', 'world_size'",
+        ),
+        (["reached", "1"], "the table lacks the column 'batch_size'; existing columns: 'reached' (runs.csv:1)"),
+        ([""], "the table lacks the columns 'batch_size', 'reached'; existing columns: none (runs.csv:1)"),
         (["batch_size;reached", "8;1,5"], "separated by ';'; expected commas (runs.csv:1)"),
         (["batch_size\treached", "8\t1"], "separated by '\\t'; expected commas (runs.csv:1)"),
         (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
-        (["batch_size,reached,seed,seed", "8,1,1,1"], "have one meaning, seed (runs.csv:1)"),
-        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "have one meaning, param.learning_rate"),
-        (["batch_size,reached,param.batch_size", "8,1,1"], "have one meaning, batch_size"),
+        (["batch_size,reached,seed,seed", "8,1,1,1"], "both mean seed (runs.csv:1)"),
+        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "both mean param.learning_rate"),
+        (["batch_size,reached,param.batch_size", "8,1,1"], "both mean batch_size"),
         (["batch_size,reached,param.", "8,1,1"], "unknown column 'param.'"),
         (["batch_size,reached,step,depth", "8,1,1,2", "8,1,1,3"], "unknown columns 'step' (steps?), 'depth'"),
         (["batch_size,reached", "8,1", "8,1,5"], "the row has 3 cells, but the header has 2 columns (runs.csv:3)"),
@@ -637,7 +640,7 @@ def test_a_run_that_violates_a_constraint_is_left_out() -> None:
     lines = "params_batch_size,reached,constraints:memory,system_attrs_constraints"
     table = parse(lines, "32,1,-1.0,", "64,1,5.0,", '128,1,,"(-1.0, 2.0)"', "256,1,0.0,-1.0")
     assert [run.configuration.batch_size for run in table.runs] == [32, 256]
-    assert "skipped 2 of 4 runs, which violate a constraint" in table.notes
+    assert "skipped 2 of 4 runs that violate a constraint" in table.notes
 
 
 def test_a_result_table_of_ray_needs_no_further_names() -> None:
