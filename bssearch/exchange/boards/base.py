@@ -52,7 +52,7 @@ class Board(Protocol):
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
         """Show that a trial ended or paused.
 
-        If ``is_elsewhere``, another driver started the trial. Skip the trial unless the board already shows it.
+        If ``is_elsewhere``, another driver started the trial. Skip the trial unless the board already shows the trial.
         """
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:

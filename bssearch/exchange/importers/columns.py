@@ -212,8 +212,8 @@ def recognize(
     require(
         not unknown,
         f"unknown column{'s' * (len(unknown) > 1)} {', '.join(unknown)} ({origin})",
-        hint=f"for a parameter, add --column NAME={PREFIX}NAME; for {', '.join(COLUMNS)}, add --column NAME=OURS; "
-        "for another column, add --ignore NAME",
+        hint=f"{HINT}; add --column NAME={PREFIX}NAME for a parameter, --column NAME=OURS for {', '.join(COLUMNS)}, "
+        "or --ignore NAME",
     )
     _check_twice(columns, origin)
     return columns

@@ -262,7 +262,7 @@ def import_curves(
     ] = None,
     objective: Annotated[LogsObjective, Option("Cost to minimize.")] = "time_to_target",
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
-    dry_run: Annotated[bool, Option("Print the runs of the logs without storing a study.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print the runs of the logs, but store no study.", flag="--dry-run")] = False,
 ) -> Studies:
     """Make a study with learning curves from training logs.
 

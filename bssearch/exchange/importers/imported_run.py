@@ -494,7 +494,7 @@ def import_study(
         list[str] | None,
         Option("Name of a study to import; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
     ] = None,
-    dry_run: Annotated[bool, Option("Print the imports; store no study.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print the imports, but store no study.", flag="--dry-run")] = False,
 ) -> WholeStudies:
     """Import whole studies, or the new parts of stored studies.
 

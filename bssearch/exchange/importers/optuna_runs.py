@@ -154,7 +154,7 @@ def import_optuna(
     param: Annotated[
         list[str] | None,
         Option(
-            "Rename a parameter, as in lr=learning_rate, or '2**log2_batch=batch_size' for a power; may be repeated.",
+            "Rename a parameter, as in lr=learning_rate, or '2**log2_batch=batch_size' for exponents; may be repeated.",
             metavar="THEIRS=OURS",
         ),
     ] = None,

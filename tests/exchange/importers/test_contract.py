@@ -403,7 +403,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "thousands and points": (
         "a.csv",
         "step;samples;val_acc;batch_size\n10;80,000;0.325;8\n20;160,000;0.375;8\n",
-        "write all decimals with a point",
+        "write all numbers with decimal points",
     ),
     "a comment": ("a.csv", f"# mine\n{lines(accuracies)}", "3 cells, but the header has 1 column "),
     "spaces": (
