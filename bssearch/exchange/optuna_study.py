@@ -214,8 +214,8 @@ def load_optuna_study(
 ) -> optuna.Study:
     """Return a snapshot of the stored study as an in-memory Optuna study.
 
-    The study minimizes the objective, but metric_in_budget follows the metric's goal. Distributions cover the search
-    space and all trials.
+    The study minimizes the objective. With metric_in_budget, the study follows the metric's goal. Distributions cover
+    the search space and all trials.
 
     Args:
         db: the database's URL, ignored if ``store`` is given.

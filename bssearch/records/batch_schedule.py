@@ -245,7 +245,7 @@ Point = tuple[int, int, float]  # (steps, samples, train seconds)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStage:
-    """The part of a trial that ran one stage. ``learning_rate`` is the peak."""
+    """The part of a trial that ran one stage. ``learning_rate`` is the peak learning rate."""
 
     start_samples: int
     batch_size: int

@@ -214,7 +214,7 @@ class ProbeRecord(StepTime):
 class TrialRecord(Planned):
     """A stored trial.
 
-    ``steps_x_step_time_s`` is steps to target × isolated step time. Each read uses all known step times.
+    Each read computes ``steps_x_step_time_s`` = steps to target × isolated step time.
     """
 
     number: int

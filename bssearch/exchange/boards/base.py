@@ -59,7 +59,7 @@ class Board(Protocol):
         """Show the answer. ``words`` has the keys headline, verdict and document, which is JSON."""
 
     def close(self) -> None:
-        """Flush all reports, as the last call."""
+        """Flush all reports. No other call follows."""
 
 
 def masked(value: Any) -> Any:

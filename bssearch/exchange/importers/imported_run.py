@@ -454,7 +454,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies. ``name`` renames the first study if new. If ``dry_run``, the caller stores no study."""
+    """Whole studies. ``name`` renames the first study if it is new. If ``dry_run``, the caller stores no study."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]

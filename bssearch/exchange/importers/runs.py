@@ -510,7 +510,7 @@ class _Row:
 
 
 def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
-    """Return runs and a note. The common divisor of the steps at a batch size sets a missing ``last_miss_step``."""
+    """Estimate each missing ``last_miss_step`` from the common divisor of the steps at a batch size."""
     steps = grouped(
         (run.configuration.batch_size, run.steps)
         for run in runs
