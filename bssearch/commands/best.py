@@ -124,7 +124,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     require(
         are_of_one_model(spec, verdict),
         f"the best configurations of study {study!r} have different models, so bssearch cannot predict",
-        hint="fix the parameters in space.model in a new study",
+        hint="run a new study with one value for each parameter in space.model",
     )
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]
     return found, list(tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target))
@@ -261,7 +261,7 @@ def stage_at(samples):
 
 
 def rate_factor(samples, train_samples):
-    """Return the factor of the stage's peak learning rate after ``samples``; 0 at the end."""
+    """Return the learning rate after ``samples`` as a factor of the stage's peak; 0 at the end."""
     step = samples // @FIRST@
     warmup = round(@WARMUP@ * train_samples / @FIRST@)
 @FACTOR@
@@ -273,7 +273,7 @@ def train(model, optimizer, inputs, targets, loss_function, has_ended, seed=0):
     ``loss_function(outputs, targets)`` is a mean over samples. An epoch drops its incomplete last batch.
     """
     if len(inputs) < STAGES[-1][1]:
-        raise ValueError(f"{len(inputs)} samples are fewer than the largest batch, {STAGES[-1][1]}")
+        raise ValueError(f"{len(inputs)} samples are fewer than the largest batch, {STAGES[-1][1]}; use more samples")
     generator = torch.Generator().manual_seed(seed)
     order, offset, samples = torch.randperm(len(inputs), generator=generator), 0, 0
     while (factor := rate_factor(samples, len(inputs))) > 0 and not has_ended(model, samples):

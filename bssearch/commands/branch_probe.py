@@ -1,4 +1,4 @@
-"""``probe branch``: the local critical batch size of a large run, from its checkpoints."""
+"""``probe branch``: the local critical batch size of a large run, from branches at checkpoints."""
 
 import hashlib
 import itertools
@@ -48,7 +48,7 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint to branch from, saved after ``samples`` (None if unknown)."""
+    """A checkpoint to branch from; ``samples`` counts the samples before the checkpoint, if known."""
 
     path: Path
     digest: str
@@ -79,8 +79,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     for before, after in itertools.pairwise(ordered):
         require(
             before.samples != after.samples,
-            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave out one of these "
-            f"checkpoints",
+            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave out one checkpoint",
         )
     return ordered
 
@@ -151,7 +150,7 @@ def _file_digest(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedCheckpoint:
-    """The branches from one checkpoint, and their critical batch size."""
+    """The branches from one checkpoint, and the local critical batch size."""
 
     point: BranchPoint
     plan: BranchPlan
@@ -245,18 +244,18 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
             yield f"note: {one.notice}"
     rises, plan = is_rising([one.found for one in found]), found[0].plan
     if rises is not None and len({one.found.batch_size for one in found} - {None}) == 1:
-        yield "The batch size is the same at all checkpoints, so the checkpoints show no gain from a growing schedule."
+        yield "The local critical batch size is equal at all checkpoints, so a growing schedule gains nothing."
     elif rises:
         yield (
-            "The batch size grows along the checkpoints and never falls. Train with this schedule: "
+            "The local critical batch size grows along the checkpoints and never falls. Train with this schedule: "
             f"`bssearch trial add {spec.name} {schedule_words(found)}`."
         )
     elif rises is not None:
-        yield "The batch size falls between two checkpoints, so a growing schedule does not fit."
+        yield "The local critical batch size falls between two checkpoints, so a growing schedule does not fit."
     yield (
         f"Each branch has {plan.samples} samples. The end of a branch is the mean validation {spec.target.metric} "
-        f"over the last quarter. A batch size holds if no branch diverges, and if the mean end of its "
-        f"{repeats} branches is within the one-sided 95 % bound of batch size {plan.batch_sizes[0]}."
+        f"over the last quarter. A batch size holds if no branch diverges and the mean end of {repeats} branches is "
+        f"within the one-sided 95 % bound of batch size {plan.batch_sizes[0]}."
     )
 
 
@@ -274,13 +273,13 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 def answer(found: LocalCriticalBatch, base: int) -> str:
     match found.verdict:
         case "found":
-            return f"the local critical batch size is {found.low}: batch size {found.high} has a worse metric."
+            return f"the local critical batch size is {found.low}, because batch size {found.high} has a worse metric."
         case "at_least":
-            return f"the local critical batch size is at least {found.low}: all tried batch sizes hold."
+            return f"the local critical batch size is at least {found.low}, because all tried batch sizes hold."
         case "below":
             return (
-                f"the local critical batch size is below {found.high}, whose metric is worse; the smallest batch size "
-                f"is {base}."
+                f"the local critical batch size is below {found.high}, whose metric is worse; the smallest tried "
+                f"batch size is {base}."
             )
         case "cannot_tell":
             return f"cannot tell: {found.reason}."
@@ -358,14 +357,14 @@ def branch(
         ),
     ] = 0,
 ) -> ProbeReport:
-    """Find a run's critical batch size with branches from checkpoints.
+    """Find a run's local critical batch size with branches from checkpoints.
 
     Branches at batch sizes B, 2B, 4B, … train on equally many samples. The answer is the largest size that does not
     worsen the metric.
     """
     require(
         not spec.command,
-        "a command cannot receive a checkpoint: no placeholder exists for checkpoints",
+        "a command cannot receive a checkpoint, because no placeholder exists for checkpoints",
         hint="use a Python script that calls bssearch.current_trial() and reads trial.checkpoint",
     )
     rule, is_known = rate_rule(spec)
@@ -558,7 +557,7 @@ def notices(
             yield (
                 f"{point.path.name} has learning rate {rate:g}, but the branches at the default batch size use the "
                 f"spec's learning rate {default:g} and schedule; correct the spec to branch at the "
-                "checkpoint's rate"
+                "checkpoint's learning rate"
             )
 
 

@@ -60,13 +60,14 @@ from bssearch.workloads.base import TAKES
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 
-LONGEST_S = 10.0  # most seconds of all runs together; about as long as the rest of a check
+LONGEST_S = 10.0  # limit for all runs together, in seconds; the rest of a check takes about as long
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
     """Yield a (code, sentence) for each searched parameter that does not change the loss.
 
-    Yields only ``parameters_not_tried`` if the runs would take over `LONGEST_S` seconds. ``probe`` times the default.
+    Yields only ``parameters_not_tried`` if the runs would take over `LONGEST_S` seconds. ``probe`` has the default's
+    step and evaluation seconds.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
     others = _other_values(spec, configuration)
@@ -78,8 +79,8 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     if expected > LONGEST_S:
         yield (
             "parameters_not_tried",
-            f"bssearch did not test whether the workload uses {' and '.join(others)}: {1 + len(others)} runs "
-            f"of {STEPS} steps would take {expected:.3g} s, more than the limit of {LONGEST_S:g} s",
+            f"bssearch did not test whether the workload uses {' and '.join(others)}, because {1 + len(others)} runs "
+            f"of {STEPS} steps would take {expected:.3g} s (limit {LONGEST_S:g} s)",
         )
         return
     before = _losses(spec, executor, 2, configuration)
@@ -90,9 +91,8 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
             own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
                 "parameter_ignored",
-                f"{name} seems to have no effect: with {name} = {own} and {_shown(value)} the losses of "
-                f"{STEPS} steps are identical; use the argument {argument} of {takes}(), or fix "
-                f"space.{name}",
+                f"{name} seems to have no effect, because the losses of {STEPS} steps are equal with {name} = {own} "
+                f"and {_shown(value)}; use the argument {argument} of {takes}(), or give space.{name} one value",
             )
 
 
@@ -146,7 +146,7 @@ TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limi
 
 
 class BatchCheck(Model):
-    """The times of a step and of an evaluation at a tried batch size."""
+    """The seconds of a step and an evaluation at one batch size."""
 
     batch_size: int
     micro_batch_size: int
@@ -178,9 +178,9 @@ class WalkStep(Model):
 
 
 class Check(Model):
-    """The check of a spec, or of its largest scale.
+    """The result of a check; with ``scales``, of the largest scale.
 
-    ``notes`` correct claims that the spec seems to follow, or name problems of the environment.
+    ``notes`` correct common claims that the spec seems to follow, or name problems of the environment.
     ``longest_study_s`` and ``likely_study_s`` are the wall seconds of all ``studies`` together.
     """
 
@@ -330,14 +330,14 @@ def _memory(evidence: CheckEvidence, executor: Executor) -> tuple[MemoryFit | No
         ]
     except BSSearchError as error:
         return None, with_hint(error)
-    return fit_memory(uses), "fewer than three micro-batch sizes have a known peak"
+    return fit_memory(uses), "fewer than three micro-batch sizes have a known peak memory"
 
 
 def _largest_step(largest: int, most: int | None) -> WalkStep:
     if most is None:
         decision = "unknown; find the limit with `bssearch probe memory`"
     elif most < 1:
-        decision = "not even one sample fits safely; use a smaller model or a larger device"
+        decision = "not even one sample fits safely; use a smaller model, or a device with more memory"
     elif most >= largest:
         decision = f"batch {largest}, the largest batch size of the space, fits in one micro-batch"
     else:
@@ -382,7 +382,7 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     elif largest == default:
         soonest = f"this check trained only batch {default}"
     else:
-        soonest = f"batch {min(reached, key=reached.__getitem__)} of batch sizes {tried}, without tuning"
+        soonest = f"batch {min(reached, key=reached.__getitem__)} is the soonest of {tried} without tuning"
     yield WalkStep(
         question="Which batch size reaches the target soonest?",
         figures={
@@ -463,9 +463,10 @@ def advise_target(
 ) -> Advice:
     """Run the default configuration ``runs`` times to the time limit of a trial, and propose a target.
 
-    The proposal is the median best metric, eased by ``margin`` (in units of the metric) and rounded to the easier side.
-    ``on_run`` receives each run. The database stores no run. Raises `UsageError` for wrong ``runs`` or ``margin``, and
-    `LaunchError` if the default does not train.
+    The proposal is the median best metric, eased by ``margin`` and rounded to the easier side. ``margin`` has the unit
+    of the metric. ``on_run`` receives each run. The database stores no run.
+
+    Raises `UsageError` for wrong ``runs`` or ``margin``, and `LaunchError` if the default does not train.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
@@ -597,7 +598,7 @@ def _notes(
         (
             target.gain(target.value) > target.gain(proposed),
             f"the spec's target of {target.value:g} is harder than the proposal of {proposed:g}; use the proposal "
-            "unless you need this target",
+            f"unless you need {target.value:g}",
         ),
     ]
     return [note for holds, note in notes if holds]
@@ -612,7 +613,7 @@ def most_finalists(spec: StudySpec) -> int:
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Return the wall seconds of a trial of ``limit`` train seconds, with evaluations if the probe timed them."""
+    """Return a full trial's wall seconds: ``limit`` train seconds, plus the evaluations if timed."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one evaluation before the first step
@@ -644,8 +645,8 @@ def schedule_runs(spec: StudySpec) -> int:
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
     """Return the expected wall seconds of the study if no trial beats the default.
 
-    A pruner that caps trials limits all but `UNCAPPED_TRIALS` search trials to `first_slack` times the default's time
-    to target. ``trial`` is the wall seconds of a full trial.
+    If the pruner caps trials, all but `UNCAPPED_TRIALS` search trials end at `first_slack` × the default's time to
+    target. ``trial`` is the wall seconds of a full trial.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full

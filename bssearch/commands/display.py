@@ -226,7 +226,7 @@ class Display(Lines):
 
 
 def confirmed_medians(history: History) -> dict[int, str]:
-    """Return the median over fresh seeds of each confirmed batch size, the best batch size first."""
+    """Return each confirmed batch size's median over fresh seeds, the best batch size first."""
     verdict = decide(in_force(history, history.of_phase(Phase.CONFIRM)), history.spec.confirm.runs, history.objective)
     if verdict is None or not verdict.confirmed:
         return {}

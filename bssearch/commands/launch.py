@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Launch:
     """The database, the locations of the workload and data, and the way trials run.
 
-    ``workload`` replaces the spec's workload: a class (called with ``workload_settings``), an object, or a name. Code
-    from a notebook or the running script trains in this process, one trial at a time.
+    ``workload``, a class, an object or a name, replaces the spec's workload. A class receives ``workload_settings``.
+    Code from a notebook or the running script trains in this process, one trial at a time.
 
     Example: ``bssearch.run_study("study.yaml", bssearch.Launch(db="sqlite:///runs.db", verbose=True))``
     """

@@ -41,7 +41,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record the code, cluster and OptunaHub sampler of this user's run, unless bssearch ships all code."""
+    """Record the code, cluster and OptunaHub sampler of this user's run, unless bssearch ships all the code."""
     if spec.workload in SHIPPED and spec.executor.address is None and _hub_package(spec) is None:
         return
     file = _file(study)
@@ -55,8 +55,7 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     """Return the folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` for a workload in no file or outside the folder, and for code or text parameters unlike the last
-    run.
+    Raises `UsageError` if no file in the folder has the workload, or if the code or a text parameter is new.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -71,7 +70,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     require(
         path.suffix != ".py" or (folder / path).resolve().is_relative_to(folder.resolve()),
-        f"{named}, a file outside of the folder {folder.resolve()}; bssearch runs no code that only a database names",
+        f"{named}, a file outside the folder {folder.resolve()}; bssearch runs no code that only a database names",
         hint="name the right code with --workload PATH.py:ATTRIBUTE",
     )
     texts = known.get(TEXTS)
@@ -107,12 +106,12 @@ def _hub_package(spec: StudySpec) -> str | None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` if the workload was passed in Python."""
+    """Raise `UsageError` unless the spec names a workload that bssearch can import."""
     require(
         spec.workload != GIVEN_IN_PYTHON,
         f"workload: the spec of study {spec.name!r} names no workload",
-        hint="write `workload: my_task.py:MyTask` in the spec, or in Python "
-        "bssearch.run_study(spec, bssearch.Launch(workload=MyTask))",
+        hint="write `workload: my_task.py:MyTask` in the spec, or call "
+        "bssearch.run_study(spec, bssearch.Launch(workload=MyTask)) in Python",
     )
     require(
         spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
@@ -160,8 +159,10 @@ def _identity(spec: StudySpec, folder: Path) -> dict[str, Any]:
 
 
 def _what_runs(spec: StudySpec) -> str:
+    if not spec.command:
+        return ""
     texts = ", ".join(map(repr, sorted(_texts(spec))))
-    return f", which runs {shlex.join(spec.command)}{texts and f' with the texts {texts}'}" if spec.command else ""
+    return f", which runs {shlex.join(spec.command)}{texts and f' with the text values {texts}'}"
 
 
 def _texts(spec: StudySpec) -> set[str]:
@@ -220,7 +221,8 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
     target = spec.target
     require(
         target.metric in found.metrics,
-        f"target.metric = {target.metric!r} must be a metric of the workload: {', '.join(sorted(found.metrics))}",
+        f"target.metric = {target.metric!r} is not a metric of the workload; choose from "
+        f"{', '.join(sorted(found.metrics))}",
         error=SpecError,
     )
     for field, sizes in (("space.batch_size", spec.space.rungs), ("default.batch_size", [spec.default.batch_size])):
@@ -290,7 +292,7 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
 
 
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
-    """Raise `UsageError` if the study has a trial of earlier code, except failed, lost and cancelled trials."""
+    """Raise `UsageError` unless every trial of the study is failed, lost or cancelled."""
     name = study.workload
     part = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
     require(
@@ -346,7 +348,7 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
         return spec
     require(
         not spec.command or given.name == COMMAND,
-        f"the training of study {spec.name!r} is a command, which a workload cannot replace",
+        f"study {spec.name!r} trains with a command, which a workload cannot replace",
         hint=f"give --workload {COMMAND} to run the command, {shlex.join(spec.command)}",
     )
     keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
@@ -427,7 +429,7 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Create or open a spec's study with an executor; close the study and the executor at the end.
 
-    If the workload fails before the first measurement, delete a new study.
+    Deletes a new study if the workload fails before the first measurement.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -498,8 +500,8 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
         load, cpus = os.getloadavg()[0], os.cpu_count() or 1
         busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs), so wait, or " if load > cpus else ""
         listener.note(
-            f"{spec.workload} reported no evaluation in {TOLD_AFTER_S:g} s; {busy}check for trial.batches(loader, "
-            "evaluate=...) in the loop, or callbacks=[TrialCallback(trial)] in the Trainer"
+            f"{spec.workload} reported no evaluation in {TOLD_AFTER_S:g} s; {busy}check that the loop calls "
+            "trial.batches(loader, evaluate=...), or that the Trainer has callbacks=[TrialCallback(trial)]"
         )
 
     timer = Timer(TOLD_AFTER_S, tell)
@@ -545,7 +547,7 @@ def _refuse_imported(spec: StudySpec) -> None:
     require(
         not spec.is_imported,
         f"study {spec.name!r} was imported from another program and has no workload",
-        hint=f"write a spec around the runs with `bssearch export {spec.name} --to spec`, or import more runs",
+        hint=f"write a spec for the runs with `bssearch export {spec.name} --to spec`, or import more runs",
     )
 
 
@@ -607,7 +609,7 @@ def _open_study(
     outside = "; ".join(spec.space.outside(spec.default_configuration)) if stored is None else ""
     for note in (
         outside
-        and f"the default configuration is outside the search space; correct the default or the space: {outside}",
+        and f"the default configuration is outside the search space: {outside}; correct the default or the space",
         *differences(spec, study, found),
         *(sentence for _, sentence in (pitfalls if stored is None else about_batch_norm)(spec, found)),
         found.notice,

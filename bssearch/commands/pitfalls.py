@@ -64,7 +64,7 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
         yield (
             "not_for_fine_tuning",
             f"the model starts at {spec.target.metric} {untrained:.3g}, much better than chance; if the weights are "
-            f"pretrained, use `preset: {FINE_TUNING}`: {fine_tuning[0][1]}",
+            f"pretrained, use `preset: {FINE_TUNING}`, because {fine_tuning[0][1]}",
         )
 
 
@@ -96,7 +96,7 @@ def _most_micro_batches(spec: StudySpec) -> tuple[int, int]:
 
 
 def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
-    """Return True if the untrained metric covers more than `STARTS_TRAINED` of the way from chance to the target."""
+    """Return True if the initial metric covers more than `STARTS_TRAINED` of the way from chance to the target."""
     target = spec.record_target
     info, untrained = found.metrics.get(target.metric), found.model.initial_metrics.get(target.metric)
     if info is None or info.chance is None or untrained is None or target.value == info.chance:
@@ -119,8 +119,8 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
         begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"{begins}, but {reaches}; search a warmup, for example of 0 to 1 epochs, as guides recommend from "
-            f"{WARMUP_RATIO} × the default on",
+            f"{begins}, but {reaches}; search a warmup, for example of 0 to 1 epochs, which guides recommend for at "
+            f"least {WARMUP_RATIO} × the default",
         )
     micro, steps = _most_micro_batches(spec)
     if steps > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
@@ -306,8 +306,8 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
         (
             "few_steps",
             steps < FEW_STEPS,
-            f"budget.trial_train_seconds = {limit:g} allows too few steps ({steps:.0f}) at batch {probe.batch_size}; "
-            "raise the limit",
+            f"budget.trial_train_seconds = {limit:g} allows {steps:.3g} steps at batch {probe.batch_size}, fewer than "
+            f"{FEW_STEPS}; raise the limit",
         ),
     ]
 
@@ -325,7 +325,7 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
             (
                 "default_outside_space",
                 True,
-                f"the default is outside the space; correct the default or the space: {one}",
+                f"the default is outside the space: {one}; correct the default or the space",
             )
             for one in space.outside(spec.default_configuration)
         ),
@@ -352,6 +352,6 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Return the dropped share of an epoch's samples (or tokens without padding), or 0 if the share is unknown."""
+    """Return the share of an epoch that the incomplete last batch drops, or 0 if the training set's size is unknown."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples

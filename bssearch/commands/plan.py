@@ -105,7 +105,7 @@ class LargerRequest(Request):
 def plan_larger(asked: LargerRequest) -> LargerPlan:
     """Plan, from studies of several scales, a run that is too large to search.
 
-    The plan has the batch size, learning rate, weight decay and steps of the run, and the time if step times are known.
+    The plan has the run's batch size, learning rate, weight decay and steps, and the time if step times are known.
 
     Raises `UsageError` if the studies allow no prediction.
 
@@ -188,7 +188,7 @@ def _check_alike(first: StudySpec, other: StudySpec) -> None:
     require(
         not more,
         f"studies {first.name!r} and {other.name!r} differ in more than model and data: {', '.join(more)}",
-        hint="search all scales with the same spec and `scales`",
+        hint="search all scales from one spec with `scales`",
     )
 
 

@@ -1,7 +1,7 @@
 """Probes of step times, memory and gradient noise.
 
 A micro-batch *fits* if it leaves the reserve of `bssearch.training.probes` free, and *fails* if it exhausts all memory.
-Sizes in between are *marginal*, because equal processes differ slightly.
+Sizes in between are *marginal*, because the memory of equal processes differs slightly.
 """
 
 import math
@@ -125,10 +125,10 @@ def run_request(
                                 executor.stop(TrialStop(request.number, TrialState.CANCELLED, "the last step is done"))
                         case TrialEnded(_, outcome):
                             if interrupts.count:
-                                raise InterruptedRunError("stopped; bssearch drops the trial's results")
+                                raise InterruptedRunError("the user stopped the trial; bssearch drops the results")
                             return outcome, curve
     except KeyboardInterrupt:
-        raise InterruptedRunError("killed; bssearch drops the trial's results") from None
+        raise InterruptedRunError("the user killed the trial; bssearch drops the results") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that fits, in fresh processes."""
+    """Find the largest micro-batch that fits, with a new process for each size."""
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(
@@ -419,8 +419,8 @@ def noise_sentences(found: NoiseMeasurement, spec: StudySpec) -> Iterator[str]:
     noise, unit = found.noise, spec.training.batch_unit
     if noise.low is None:
         yield (
-            f"The measurement could not separate the gradient from its noise (passes: {noise.passes or 0}); raise "
-            "--seconds."
+            f"The measurement could not separate the gradient from the noise in {plural(noise.passes or 0, 'pass')}; "
+            "raise --seconds."
         )
     else:
         scale = noise_scale(noise.scale, noise.low, noise.high)

@@ -1,4 +1,4 @@
-"""A batch size in a minute, from a few runs and the gradient noise."""
+"""Recommend a batch size in a minute, from a few runs and the gradient noise."""
 
 import math
 import time
@@ -150,7 +150,7 @@ def rule_configuration(history: History, batch_size: int) -> Configuration:
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """Return a configuration's first ended search trial that was not capped, else the capped trial of highest limit."""
+    """Return a configuration's first ended, uncapped search trial, else the capped trial with the highest limit."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
@@ -166,7 +166,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Return the next batch size to run, or None; ``runs`` follow the learning-rate rule.
 
     The first sizes are the default × and ÷ `STEP`. Sizes in the optimum's interval follow, the farthest from ``runs``
-    first, until the interval's ratio is at most `CLOSE`. The last size is the recommendation.
+    first, until the ratio of the interval's ends is at most `CLOSE`. The last size is the recommendation.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -247,11 +247,11 @@ MANY_EPOCHS = 5.0  # from this many epochs on, repeated data make samples to the
 
 AFTER_SEARCH = Notice(
     code="after_search",
-    message="the study's search has ended, and this answer uses its trials, so bssearch does not store the answer",
+    message="this answer uses trials of the ended search, so bssearch does not store the answer",
 )
 
 # Error of the noise scale as an estimate of the critical batch size, measured on several models.
-PROXY = "1.5 to 8 times off the critical batch size"
+PROXY = "differ from the critical batch size by a factor of 1.5 to 8"
 
 
 def about_noise(found: NoiseMeasurement, unit: str) -> Iterator[Notice]:
@@ -265,8 +265,8 @@ def about_noise(found: NoiseMeasurement, unit: str) -> Iterator[Notice]:
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
-            message="bssearch measured the noise scale far from the target, and the scale usually grows toward the "
-            f"target: {found.reason}",
+            message=f"bssearch measured the noise scale far from the target ({found.reason}), but the scale usually "
+            "grows toward the target",
         )
 
 
@@ -289,7 +289,7 @@ def caveats(
 ) -> list[Notice]:
     """Return a notice for each limitation of a quick answer; ``target`` may be easier than the study's target."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
-    rests = f"the answer depends on the noise scale alone, which may be {PROXY}"
+    rests = f"the answer depends on the noise scale alone, which may {PROXY}"
     parameters = spec.default_configuration.parameters
     horizon = parameters.get("horizon_samples")
     told = [
@@ -303,7 +303,7 @@ def caveats(
         (
             "one_batch_size",
             len(sizes) < 2,
-            "only one batch size reached the compared target, and "
+            "fewer than two batch sizes reached the compared target, and "
             + ("the noise scale is unknown" if noise_scale is None else rests)
             + "; raise --seconds for more runs",
         ),
@@ -321,7 +321,7 @@ def caveats(
         (
             "fine_tuning",
             preset == FINE_TUNING,
-            "a quick answer does not measure forgetting and generalisation after fine-tuning",
+            "a quick answer does not measure forgetting or generalisation after fine-tuning",
         ),
         (
             "many_epochs",
@@ -337,7 +337,6 @@ WAY = 0.9  # if the default misses the target, the answer compares runs at this 
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = QUICK_SECONDS) -> QuickAnswer:
-    """Make a quick answer in about ``seconds``; see `stored_quick_answer`."""
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
     with opened(spec, launch) as study:

@@ -180,7 +180,7 @@ def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[t
         reporter = Reporter(BoardProcess(names), watcher)
     except OSError as error:
         watcher.note(
-            f"log = {', '.join(names)}: the boards receive no trial, because their process cannot start: {error}"
+            f"the boards in log = {', '.join(names)} receive no trial, because their process cannot start: {error}"
         )
         yield watcher, None
         return

@@ -184,7 +184,7 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
     environment, curve = store.trials.environments(study).get(number), store.trials.observations(study, number)
     reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
     reasons = {
-        "the trial was imported and has no workload; repeat the run in its original program": spec.is_imported,
+        "the trial was imported and has no workload; repeat the run in the original program": spec.is_imported,
         "the trial has not started yet; start the study with `bssearch run`": trial.state is TrialState.QUEUED,
         "the trial still runs; wait until the trial ends": trial.outcome is None,
         f"the trial ended before its first evaluation ({trial.state}: {reason}); choose another trial": not curve
@@ -308,7 +308,7 @@ def _facts(environment: Environment, outcome: TrialOutcome) -> dict[str, Known]:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """The ``command`` that repeats a trial, and notes on its requirements."""
+    """The ``command`` that repeats a trial, and notes on the requirements."""
 
     command: str
     notes: tuple[str, ...]

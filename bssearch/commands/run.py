@@ -109,7 +109,7 @@ def begin_with(study: OpenStudy, source: str) -> None:
     study.listener.note(
         f"the first trials come from study {source}: {words}"
         if words
-        else f"the space has no configuration of study {source}; the search starts with the default"
+        else f"the space has no configuration of study {source}, so the search starts with the default"
     )
 
 
@@ -158,12 +158,12 @@ def grow(study: OpenStudy) -> None:
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         budget = study.spec.budget
         remedy = (
-            "no batch size is tuned, or no schedule changes the batch size within a trial's limit; raise "
+            ", because no batch size is tuned, or no schedule changes the batch size within a trial's limit; raise "
             f"budget.trial_train_seconds = {budget.trial_train_seconds:g}, or run a new study with larger batch sizes"
             if budget.schedule_trials
-            else "raise budget.schedule_trials = 0"
+            else "; raise budget.schedule_trials = 0"
         )
-        study.listener.note(f"space.batch_schedule led to no trial; {remedy}")
+        study.listener.note(f"space.batch_schedule led to no trial{remedy}")
 
 
 def with_confirmation(
@@ -198,8 +198,8 @@ def confirm_study(
 ) -> Answer:
     """Make the missing confirmation runs, and return the answer.
 
-    ``spares`` = False repeats even finalists that are clearly slower or mostly miss the target. With
-    ``to_budget_runs``, run each finalist that many times to the full time limit instead. Raises the errors of
+    ``spares`` = False repeats even finalists that are clearly slower or mostly miss the target. If given,
+    ``to_budget_runs`` runs per finalist to the full time limit replace the confirmation runs. Raises the errors of
     `run_study`.
 
     Example: ``answer = bssearch.confirm_study("study.yaml", to_budget_runs=3)``
@@ -354,7 +354,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield the missing runs case by case.
 
-    Also repeats failed runs once, lost and cancelled runs, and runs that missed the target under a lower time limit.
+    Also repeats lost and cancelled runs, failed runs once, and runs that missed the target under a lower time limit.
     """
     made = CompletedRuns(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
@@ -375,7 +375,7 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Of the batch sizes in one micro-batch, time the optimal and the largest size with and without accumulation."""
+    """Time the optimal and the largest batch size that fit in one micro-batch, with and without accumulation."""
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.is_whole]
@@ -392,7 +392,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
             try:
                 measured = study.executor.measure_step_time(default_at(spec, size, micro, STEP_SECONDS))
             except WorkloadError as error:  # a script may not support micro-batches
-                study.listener.note(f"cannot time the cost of accumulation: {with_hint(error)}")
+                study.listener.note(f"cannot time gradient accumulation: {with_hint(error)}")
                 return
             if not measured.out_of_memory:
                 probe = probe_record(measured, spec.budget.trial_train_seconds)

@@ -27,7 +27,7 @@ Objective = Callable[[Trial], object]
 class Study:
     """A study in this process, trained by ``objective`` or between `ask` and `tell`.
 
-    ``spec`` (a `StudySpec`, dict or path) must name no workload. Trials run one by one in the calling thread.
+    ``spec``, a `StudySpec`, dict or path, must name no workload. Trials run one by one in the calling thread.
 
     ::
 
@@ -57,7 +57,7 @@ class Study:
         """Run the objective until the study ends; return the answer.
 
         Ctrl-C, SIGTERM or a kernel interrupt raises `InterruptedRunError`. The trial pauses at the next step if the
-        loop called `trial.state`; otherwise the trial ends. A new `Study` resumes the search.
+        loop calls `trial.state`; otherwise the trial ends. A new `Study` resumes the search.
         """
         objective = required(
             self._objective, "study.run() needs an objective", hint="give an objective: Study(spec, objective=train)"

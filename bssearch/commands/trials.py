@@ -72,8 +72,8 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
     """Queue a configuration; return the trial's number and configuration.
 
-    Default values replace missing ``values``. A missing learning rate follows the space's rule. The trial is never
-    pruned. Raises `UsageError` for invalid values or an archived study, and `LaunchError` if no batch size fits into
+    Default values replace missing ``values``. A missing learning rate follows the space's rule. No pruner stops the
+    trial. Raises `UsageError` for invalid values or an archived study, and `LaunchError` if no batch size fits into
     memory.
 
     ::
@@ -130,7 +130,7 @@ def with_schedule(
     )
     require(
         NOISE_SHARE not in given or schedule.is_measured,
-        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)} does not fit a {schedule.name} schedule, whose stages are given; "
+        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)} does not fit a {schedule.name} schedule, which lists its stages; "
         f"leave {NOISE_SHARE} out",
     )
     require(

@@ -1,7 +1,7 @@
-"""All tables, with PostgreSQL triggers that protect studies and submissions of other logins.
+"""All tables, with PostgreSQL triggers that protect studies and submissions from other logins.
 
-Only the login that created a study may rename, archive or delete it. Only a submission's login may cancel, pause,
-resume, rename or delete it. The owner of the tables may change every study and submission.
+Only the login that created a study may rename, archive or delete it. Only the login that created a submission may
+cancel, pause, resume, rename or delete it. The owner of the tables may change every study and submission.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BEGIN
   RETURN NEW;
 END $$
 """
-"""The functions use the login even if a role is set, and search only schemas that others cannot write to."""
+"""The functions use the login even if a role is set, and search only schemas that other users cannot write to."""
 
 MAKER = """
 CREATE TRIGGER bss_study_maker

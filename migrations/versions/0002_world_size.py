@@ -1,4 +1,4 @@
-"""Step times on several devices, and the phase of trials on several devices."""
+"""The number of devices of a step time, and the phase of trials on several devices."""
 
 from __future__ import annotations
 

@@ -326,5 +326,5 @@ def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumul
 
     ear = Ear()
     found = audit_study(SPEC, Launch(db=url_in(studied), listener=ear, make_executor=lambda *_: Whole()))
-    assert any("cannot time the cost of accumulation: the script has not asked" in one for one in ear.notes)
+    assert any("cannot time gradient accumulation: the script has not asked" in one for one in ear.notes)
     assert any(one.verdict != "not_run" for one in found.rules)

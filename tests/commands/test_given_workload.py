@@ -392,7 +392,7 @@ def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_p
 
 
 def test_no_workload_takes_the_place_of_a_command() -> None:
-    with pytest.raises(UsageError, match="the training of study 'toy' is a command") as caught:
+    with pytest.raises(UsageError, match="study 'toy' trains with a command") as caught:
         confirm_study(of_command(), Launch(workload="digits", db="sqlite://"))
     assert caught.value.hint is not None and caught.value.hint.startswith(
         "give --workload command to run the command, bash"

@@ -660,7 +660,7 @@ for x, y in trial.batches(loader, evaluate=evaluate):
 @pytest.mark.parametrize(
     ("samples", "sizes", "said"),
     [
-        ((400, 1600), (4, 4), "is the same at all"),
+        ((400, 1600), (4, 4), "is equal at all"),
         ((400, 1600), (8, 4), "falls between"),
         ((400, 1600), (4, 8), "grows along"),
         ((400, 1600), (8, 16), "`bssearch trial add toy batch_size=4 batch_stages='400:8 1600:16'`"),

@@ -218,7 +218,7 @@ def test_a_trial_that_runs_and_fewer_than_one_run_are_refused(runs: Runs) -> Non
 
 def test_ctrl_c_ends_it_and_nothing_is_stored(runs: Runs) -> None:
     runs.store(REACHED, curve(to_step=90))
-    with pytest.raises(InterruptedRunError, match="drops the trial's results"):
+    with pytest.raises(InterruptedRunError, match="drops the results"):
         runs.again(interrupt)
     with open_store(runs.url, write=False) as store:
         assert [trial.number for trial in store.trials.of("toy")] == [1]

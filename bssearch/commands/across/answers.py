@@ -205,8 +205,8 @@ class Question(Model):
             "workload": self.workload,
             "target": f"{self.metric} {self.goal.sign} {self.target:g}",
             "objective": self.objective,
-            "device": self.device or "not known",
-            "precision": self.precision or "not known",
+            "device": self.device or "unknown",
+            "precision": self.precision or "unknown",
         }
 
 
@@ -250,7 +250,7 @@ def _without_folder(workload: str) -> str:
 
 
 def without_copies(found: Sequence[Finding]) -> list[Finding]:
-    """Keep the copy of each study with the most trials."""
+    """Of each study's copies, keep the copy with the most trials."""
     copies = grouped((one.study.mark, one) for one in found)
     kept = [max(ones, key=lambda one: sum(row.trials for row in one.answer.batches)) for ones in copies.values()]
     return [one for one in found if any(one is other for other in kept)]
@@ -425,7 +425,7 @@ def in_words(agreement: Agreement) -> list[str]:
     told = [one.question.in_words for one in asked]
     apart = [about for about in told[0] if len({one[about] for one in told}) > 1]
     return [
-        f"The {answers} answers concern {len(asked)} different questions and cannot be compared:",
+        f"The {answers} answers concern {len(asked)} different questions and are not comparable:",
         *(
             f"- {', '.join(f'{about} {words[about]}' for about in apart)}: {_told_of(one)}"
             for one, words in zip(asked, told, strict=True)

@@ -1,4 +1,4 @@
-"""Databases to read, and the study that a command means."""
+"""Open databases for reading, and find a command's study."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
     """Return the store and name of the given study, or of the only study.
 
-    With one store, the name is unchecked. Of several stores, exactly one store must have the study.
+    With one store, the name is unchecked. With several stores, exactly one store must have the study.
     """
     if given is None:
         return _only_study(stores)

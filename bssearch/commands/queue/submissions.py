@@ -127,7 +127,7 @@ def submit_study(
     """Queue a study for workers that offer its template.
 
     Only workers with all ``tags`` serve the study. ``owner`` defaults to the current user. Raises `UsageError` for a
-    taken name or a wrong argument, or if all known workers reject the template or the values.
+    taken name or wrong argument, or if all known workers reject the submission.
 
     ::
 
@@ -172,7 +172,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 def asked_in_file(path: Path) -> AskedStudy:
     data = read_file(path, "file of a submission", "name a template without a suffix")
     if not isinstance(data, Mapping):
-        raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")
+        raise SpecError(f"{path} holds {shortened(data)}; write a mapping of template, name and values of a spec")
     if code := sorted(CODE & {str(key) for key in data}):
         raise SpecError(
             f"{path}: {code[0]} cannot be submitted, because the queue stores no code, path or command",

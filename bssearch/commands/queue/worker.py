@@ -1,4 +1,4 @@
-"""Serve the queue on a node."""
+"""Serve the queue on a node. In a *shift*, a worker runs one study."""
 
 import math
 import os
@@ -50,10 +50,10 @@ _LOOK_SECONDS = 0.1
 
 
 class Stop:
-    """Handles SIGTERM and Ctrl-C: calls ``obey`` in a thread.
+    """Handles SIGTERM and Ctrl-C by calling ``obey`` in a thread.
 
-    If the block still lasts ``within`` seconds later, calls ``kill``, and ends the process after `LEAVES_WITHIN_S` more
-    seconds. Outside the main thread, `Stop` handles no signal; call `ask` instead.
+    If the ``with`` block still runs ``within`` seconds later, calls ``kill``, and ends the process after
+    `LEAVES_WITHIN_S` more seconds. Outside the main thread, `Stop` handles no signal; call `ask` instead.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -117,7 +117,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a worker's shift on a study."""
+    """The outcome of a shift: the submission's new state and the reason."""
 
     state: SubmissionState
     reason: str = ""
@@ -130,7 +130,7 @@ class End:
 
 
 class Meter(Listener):
-    """Counts a shift's slot seconds (time without a trial counts as one slot)."""
+    """Counts a shift's slot seconds; a second without a trial counts as one."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
@@ -197,7 +197,7 @@ class ServedStudy:
 
 
 def ended_by(error: BaseException) -> End:
-    """Return the end of a shift: a bad request ends the submission, but a problem of this machine does not."""
+    """Return a shift's outcome; a bad request fails the submission, but a problem of this machine does not."""
     said = with_hint(error) if isinstance(error, BSSearchError) else ""
     ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
         (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
@@ -255,9 +255,9 @@ def run_worker(
 ) -> None:
     """Serve the queue with a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
-    With ``serving.until_empty``, also ends if no study is left to serve soon. Serves one study at a time, by priority,
-    then by age. Raises `SpecError` or `NotFoundError` for the file, and `DatabaseError` if the database is not writable
-    at the start.
+    With ``serving.until_empty``, also ends if the queue has no study that this worker can serve soon. Serves one study
+    at a time, by priority, then by age. Raises `SpecError` or `NotFoundError` for an unusable file, and `DatabaseError`
+    if the database is not writable at the start.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
     """
