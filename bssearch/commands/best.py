@@ -203,7 +203,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
 
 
 def schedule_values(found: BatchScheduleAnswer) -> Parameters:
-    """Return the values of a batch schedule in the form of ``bssearch trial add``."""
+    """Return a batch schedule as parameter values of ``bssearch trial add``."""
     first = found.stages[0]
     schedule = BatchSchedule(
         name=found.name,

@@ -63,9 +63,9 @@ class BranchPoint:
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Return the checkpoints in training order; ``at`` overrides the samples in their files.
+    """Return the checkpoints in training order; ``at`` overrides the samples in the files.
 
-    Raises `UsageError` if two checkpoints have equal samples, or if necessary samples are unknown.
+    Raises `UsageError` if two checkpoints have equal samples, or if the probe needs samples that are unknown.
     """
     require(
         not at or len(at) == len(paths),
@@ -359,8 +359,8 @@ def branch(
 ) -> ProbeReport:
     """Find a run's local critical batch size with branches from checkpoints.
 
-    Branches at batch sizes B, 2B, 4B, … train on equally many samples. The answer is the largest size that does not
-    worsen the metric.
+    Branches at the default batch size B, 2B, 4B, … train on equally many samples. The answer is the largest size that
+    does not worsen the metric.
     """
     require(
         not spec.command,
@@ -387,7 +387,7 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Convert ``tokens`` to samples; raise `UsageError` below ``least`` samples (one step at 2B).
+    """Convert ``tokens`` to samples; raise `UsageError` below ``least`` samples.
 
     Without ``tokens_per_sample``, return ``tokens``.
     """

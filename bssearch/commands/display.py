@@ -291,7 +291,7 @@ WIDTH = 120  # characters per line in a notebook cell without a scroll bar
 
 @contextmanager
 def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listener]:
-    """Yield the given listener, else a display as `Launch.progress` asks."""
+    """Yield ``listener``, else the display that ``progress`` selects."""
     if listener is not None:
         yield listener
     elif progress is False or (progress is None and not in_notebook()):

@@ -55,7 +55,8 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     """Return the folder with a stored study's code: ``folder``, else the folder of this user's last run.
 
-    Raises `UsageError` if no file in the folder has the workload, or if the code or a text parameter is new.
+    Raises `UsageError` if no file in the folder has the workload, or if code or text parameters differ from the last
+    run.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -84,7 +85,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 
 
 def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` if the cluster or OptunaHub package differs from this user's last run of the study."""
+    """Raise `UsageError` unless this user's last run of the study had this cluster and OptunaHub package."""
     # A cluster's or package's owner can run code on this machine.
     known, address, package = _remembered(study), spec.executor.address, _hub_package(spec)
     require(
@@ -115,7 +116,7 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
     )
     require(
         spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
-        f"the workload {spec.workload!r} of study {spec.name!r} was passed in Python, so bssearch cannot import it",
+        f"the workload {spec.workload!r} of study {spec.name!r} was passed in Python, so no file contains the workload",
         hint="pass the workload again in Python, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), "
         "or as the objective of bssearch.Study(spec, objective=train)",
     )

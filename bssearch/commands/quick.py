@@ -165,8 +165,8 @@ def by_rule(history: History) -> list[TrialRecord]:
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Return the next batch size to run, or None; ``runs`` follow the learning-rate rule.
 
-    The first sizes are the default × and ÷ `STEP`. Sizes in the optimum's interval follow, the farthest from ``runs``
-    first, until the ratio of the interval's ends is at most `CLOSE`. The last size is the recommendation.
+    The first sizes are the default × and ÷ `STEP`. Sizes in the optimum's interval follow, farthest from ``runs``
+    first, until the interval spans at most the factor `CLOSE`. The last size is the recommendation.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]

@@ -96,7 +96,7 @@ class RerunRun(Ran):
 
 
 class Rerun(Model):
-    """A trial's reruns: the contract of ``trial rerun --format json``."""
+    """A trial's reruns, as in ``trial rerun --format json``."""
 
     schema_version: int = 1
     study: str

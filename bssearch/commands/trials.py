@@ -130,8 +130,8 @@ def with_schedule(
     )
     require(
         NOISE_SHARE not in given or schedule.is_measured,
-        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)} does not fit a {schedule.name} schedule, which lists its stages; "
-        f"leave {NOISE_SHARE} out",
+        f"{NOISE_SHARE} = {given.get(NOISE_SHARE)} does not fit a {schedule.name} schedule, which follows "
+        f"{BATCH_STAGES}; leave {NOISE_SHARE} out",
     )
     require(
         spec.workload != OBJECTIVE,
@@ -254,7 +254,7 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The progress in ``bssearch study show``."""
+    """A study's progress, as in ``bssearch study show``."""
 
     study: str
     is_imported: bool

@@ -1,1 +1,1 @@
-"""Questions to several databases at once."""
+"""Answers from several databases at once."""

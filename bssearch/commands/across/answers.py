@@ -156,9 +156,9 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 
 
 def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a row per study, oldest first: the contract of ``study list --format json``.
+    """Yield the rows of ``study list --format json``, the oldest study first.
 
-    Skips archived studies unless ``archived``. Closes the store.
+    Skips archived studies unless ``archived``, and closes the store.
     """
     with store:
         for one in studies:
@@ -189,7 +189,10 @@ def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool 
 
 
 class Question(Model):
-    """A study's question; ``workload`` omits the folder, and unknown ``device`` and ``precision`` are empty."""
+    """The conditions that two studies must share for comparable answers.
+
+    ``workload`` omits the folder. Unknown ``device`` and ``precision`` are empty.
+    """
 
     workload: str
     metric: str
@@ -276,7 +279,7 @@ class Disagreement(Model):
 
 
 class Agreed(Model):
-    """The agreement of answers on a batch size (within 5 % of each optimum) and on the objective value."""
+    """The agreement of answers on a batch size within 5 % of each optimum, and on the objective value."""
 
     agree: bool
     batch_size: int | None

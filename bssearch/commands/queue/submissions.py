@@ -65,7 +65,7 @@ def resume_study(store: Store, study: str) -> Submission:
 
 
 def settle_cancelled(store: Store, study: str) -> None:
-    """End a cancelled study's paused and lost trials, and delete its checkpoints."""
+    """End a cancelled study's paused and lost trials, and delete the checkpoints."""
     if (record := store.studies.find(study)) is not None:
         store.leases.mark_lost(study, is_alive=is_alive)
         store.trials.settle_paused(study, state=TrialState.CANCELLED)
@@ -221,7 +221,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
 
 
 class QueuedStudy(BaseModel):
-    """A submission with its queue ``position`` and served slot seconds."""
+    """A submission with its queue ``position`` and trial counts."""
 
     study: str
     state: SubmissionState

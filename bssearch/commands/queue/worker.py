@@ -130,7 +130,7 @@ class End:
 
 
 class Meter(Listener):
-    """Counts a shift's slot seconds; a second without a trial counts as one."""
+    """Counts a shift's slot seconds, with one slot while no trial runs."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
