@@ -82,7 +82,6 @@ def in_hours(seconds: float) -> str:
 
 @contextmanager
 def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
-    """Yield a listener that shows a run; ``verbose`` adds a line for each ended trial."""
     if not screen.is_terminal:
         yield Lines(screen, verbose)
         return

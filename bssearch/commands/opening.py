@@ -465,7 +465,6 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
 def described(
     spec: StudySpec, launch: Launch, *, keeps_name: bool = False
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Yield an executor and its workload's description; close the executor at the end."""
     given = _given(launch)
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
     with _described(spec, launch, given, launch.listener or Listener()) as found:

@@ -100,7 +100,6 @@ class Reporter(Listener):
         self._tell_end(trial)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Report the search's answer before confirmation."""
         self._watcher.search_ended(reason, history)
         with suppress(BSSearchError):
             self._tell_answer()
