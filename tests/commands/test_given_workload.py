@@ -256,7 +256,7 @@ def test_what_was_run_here_is_known_and_nothing_else() -> None:
 def test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it(workload: str) -> None:
     outside = OWN.model_copy(update={"workload": workload})
     remember(outside, known(), FOLDER)
-    refuse(outside, known(), FOLDER, said="a file outside of the folder")
+    refuse(outside, known(), FOLDER, said="a file outside the folder")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Pa
     refuse(OWN, known(), shared)
     (shared / "task.py").unlink()
     (shared / "task.py").symlink_to(mine / "task.py")
-    refuse(OWN, known(), shared, said="a file outside of the folder")
+    refuse(OWN, known(), shared, said="a file outside the folder")
     inline = OWN.model_copy(update={"executor": OWN.executor.model_copy(update={"name": "inline"})})
     refuse(inline, known(), mine)
 

@@ -505,7 +505,7 @@ def test_a_file_gives_template_name_and_nested_values(tmp_path: Path) -> None:
         ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
         ("template: digits\nseed: null", "seed = null must be a number"),
         ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials appears twice: 4 and 5"),
-        ("- digits", "write a submission as a mapping"),
+        ("- digits", "write a mapping"),
         ("template: [", "unreadable YAML"),
     ],
 )
