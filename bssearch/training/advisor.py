@@ -1,4 +1,4 @@
-"""Advice on the batch size of a running training loop, by its gradient noise scale."""
+"""Advice on a training loop's batch size, from the gradient noise scale."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ FARTHEST_SUM = 0.02  # relative distance of the halves' sum from the whole gradi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAdvice:
-    """The present findings of a `BatchAdvisor`.
+    """The findings of a `BatchAdvisor` so far.
 
     Attributes:
-        batch_size: Samples per optimizer step, of all ranks together.
-        noise_scale: Noise scale in samples with its 95 % interval, over the newest measured steps; with Adam, of Adam's
-            updates.
+        batch_size: Samples per optimizer step, summed over all ranks.
+        noise_scale: Noise scale in samples with a 95 % interval, over the newest measured steps. With Adam, the scale
+            describes Adam's updates.
         step_seconds: Median seconds of a step, if known.
         reason: The latest reason for an unmeasured step, and the remedy.
     """
@@ -73,11 +73,13 @@ class BatchAdvice:
     reason: str = ""
 
     def saved_steps(self, factor: float = 2.0) -> tuple[float | None, float, float] | None:
-        """Return the share of steps that ``factor`` × the batch size saves, and a range; unknown values are None.
+        """Return (share, low, high) of the steps that ``factor`` × the batch size saves.
+
+        The share is None if only the range is known. Returns None if the range is unknown.
 
         Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range widens the noise scale's interval
         at each end by two deviations of B_crit (2 × `CRITICAL_BATCH_OCTAVES`). In quadrature, the range also adds two
-        deviations of measured steps from this formula (`STEPS_DEVIATION`).
+        deviations of measured steps from the formula (`STEPS_DEVIATION`).
         """
 
         def share(b_crit: float) -> float:
@@ -102,13 +104,12 @@ class BatchAdvice:
         if self.measured_steps == 0:
             return f"noise scale unknown: {self.reason}"
         if self.measured_steps < FEWEST_PASSES:
-            return (
-                f"noise scale unknown: measured {self.measured_steps} steps of at least {FEWEST_PASSES}; keep training"
-            )
+            measured = plural(self.measured_steps, "measured step")
+            return f"noise scale unknown: {measured}, but at least {FEWEST_PASSES} are needed; keep training"
         if saved is None or halved is None or known.low is None:
             return (
                 f"noise scale unknown: {self.measured_steps} measured steps cannot separate the gradient from "
-                "its noise; keep training"
+                "noise; keep training"
             )
         if saved[0] is None or halved[0] is None:
             return (
@@ -133,11 +134,11 @@ class BatchAdvice:
 
 
 class BatchAdvisor:
-    """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
+    """Measures the gradient noise scale of any PyTorch loop, and reports the steps that other batch sizes save.
 
-    In some steps, hooks take gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of their sum.
-    If a step has one micro-batch, a second backward pass takes the gradient of half of the output's rows. The samples
-    must have equally many rows.
+    In some steps, hooks measure the gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of the
+    sum. If a step has one micro-batch, a second backward pass takes the gradient of half the output's rows. All samples
+    must then have equally many rows.
 
     ::
 
@@ -150,15 +151,15 @@ class BatchAdvisor:
         print(advisor.report())
 
     Args:
-        batch_size: Samples per optimizer step, of all ranks together.
-        optimizer: One or several optimizers. With Adam, the noise scale is for Adam's updates.
-        dataset_size: Samples of the training set.
-        micro_batches: Backward passes per step, of all ranks together.
-            The advisor skips a step that has more or fewer passes.
-        weights: Returns the weights, such as tokens, of the samples in each of this rank's micro-batches of the step.
-            The noise scale counts weights instead of samples. Divide the summed loss by the step's weights.
-        aside: Context of the second backward passes.
-        share: Largest share of the training time for measurements.
+        batch_size: Samples per optimizer step, summed over all ranks.
+        optimizer: One or several optimizers. With Adam, the noise scale describes Adam's updates.
+        dataset_size: Number of training samples.
+        micro_batches: Backward passes per step, summed over all ranks.
+            The advisor skips steps with more or fewer passes.
+        weights: Function that returns each sample's weight, such as tokens, for each of this rank's micro-batches. The
+            noise scale then counts weights instead of samples. Divide the summed loss by the step's total weight.
+        aside: Context manager around the second backward passes.
+        share: Largest share of training time that measurements may take.
         now: Clock in seconds.
     """
 
@@ -209,7 +210,10 @@ class BatchAdvisor:
         self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
 
     def step(self, batch_size: int | None = None) -> None:
-        """Record an optimizer step, after backward and before clipping; pass ``batch_size`` if the size changed."""
+        """Record an optimizer step. Call after backward and before clipping.
+
+        Pass ``batch_size`` if the size changed.
+        """
         if batch_size is not None and batch_size != self._batch_size:
             _check_size("BatchAdvisor.step", batch_size)
             self._batch_size, self._micro_batches = batch_size, 0
@@ -239,13 +243,13 @@ class BatchAdvisor:
             self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers), self._halves)
 
     def close(self) -> None:
-        """Remove the remaining hooks; call at the end of training."""
+        """Remove the remaining hooks. Call at the end of training."""
         if self._norms is not None:
             self._norms.close()
             self._norms = None
 
     def report(self) -> BatchAdvice:
-        """Return the present findings."""
+        """Return the findings so far."""
         return BatchAdvice(
             batch_size=self._batch_size,
             samples=self._samples,
@@ -262,13 +266,13 @@ class BatchAdvisor:
 
     @property
     def noise(self) -> GradientNoise:
-        """The noise scale and its moments over all measured steps."""
+        """The noise scale over all measured steps."""
         return gradient_noise([one for _, one in self._passes])
 
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
-        """Return a batch schedule for another run: (samples, batch size) of each doubling, up to ``largest``.
+        """Return a batch schedule for another run, as (samples, batch size) of each doubling up to ``largest``.
 
-        The schedule doubles to a batch size once the noise scale stays at or above batch size / ``share``.
+        The batch doubles once the noise scale stays at or above the doubled size / ``share``.
         """
         scales = []
         for end in range(FEWEST_PASSES, len(self._passes) + 1, FEWEST_PASSES):
@@ -483,7 +487,7 @@ class _StepNorms:
             problem = halves.problem or "no output of the model has rows for each sample"
             return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
         if halves.splits and not is_split:
-            return f"a step had {count} backward passes instead of one pass; keep training"
+            return f"a step had {count} backward passes instead of one; keep training"
         if weights:
             expected = len(weights) * ranks
         if expected not in {None, self.backward_passes}:
@@ -492,7 +496,7 @@ class _StepNorms:
             return f"a step had {had} instead of {expected}; correct {wrong}"
         if not weights and not is_split and batch_size % count:
             return (
-                f"a step had {count} micro-batches, which do not divide batch {batch_size}; pass batch_size to step()"
+                f"batch {batch_size} is not a multiple of the step's {count} micro-batches; pass batch_size to step()"
             )
         if not torch.allclose(each[:, 1], each[:1, 1], equal_nan=True):
             return "the ranks have different gradients after backward(); use DistributedDataParallel"

@@ -1,4 +1,4 @@
-"""The placement and the micro-batches of the training part."""
+"""Placement of the training data on device or host, and micro-batches drawn from the data."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ Epochs = Generator[torch.Tensor, None, None]
 
 
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
-    """Place the data for training; also return the training part's placement.
+    """Move the data for training, and return the data with the training part's placement.
 
-    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory, by default all memory.
+    The validation and test parts always move to the device. ``memory_bytes`` is the device's usable memory, by default
+    all device memory.
     """
     train, device, wanted = data.train, computation.device, computation.settings.data
     if wanted == "auto" and device.type != "cpu":
@@ -71,7 +72,7 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
 
 def placement_of(train: Part, computation: Computation) -> Placement:
-    """Return a training part's placement; on the CPU, the ``data`` setting decides."""
+    """Return a training part's placement. On the CPU, the ``data`` setting decides."""
     if isinstance(train, HostPart):
         return "host"
     if train.device.type != "cpu":
@@ -81,10 +82,10 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 
 
 def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
-    """Yield each micro-batch's (inputs, targets) on the device, endlessly, from ``growth``'s position on.
+    """Yield micro-batches as (inputs, targets) on the device without end, from ``growth``'s position on.
 
-    The caller counts each step in ``growth``. An epoch drops its incomplete last batch. Several ranks share each
-    step's micro-batches.
+    The caller counts each step with `Growth.stepped`. An epoch drops its incomplete last batch. Ranks share each step's
+    micro-batches.
     """
 
     def shared(items: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -107,8 +108,8 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
         return _gathered(train, shared(rows_of_steps(_ready(epochs, computation), growth)))
     require(
         not growth.is_measured,
-        "batch_schedule = 'noise_scale' needs the training part on the device, because a loader prepares batches in "
-        "advance",
+        "batch_schedule = 'noise_scale' needs the training data on the device; the data is on the host, where a loader "
+        "prepares batches in advance",
         hint="set training: {data: device} if load() returns tensors as train, or name another batch_schedule",
         error=WorkloadError,
     )
@@ -123,7 +124,7 @@ TokenStep = list[list[int]]  # rows of each micro-batch of a step
 
 
 class TokenBatches:
-    """Makes micro-batches of random samples of similar length, each with at most ``size`` tokens, padding included."""
+    """Groups random samples of similar length into micro-batches of at most ``size`` tokens, padding included."""
 
     def __init__(self, lengths: Sequence[int], size: int, micro_batches: int, seed: int) -> None:
         longest = max(lengths)
@@ -153,7 +154,7 @@ class TokenBatches:
         require(
             has_stepped,
             f"an epoch fills only {len(step)} of a step's {self._micro_batches} micro-batches of {self._size} tokens",
-            hint="take smaller batch sizes",
+            hint="choose smaller batch sizes",
         )
 
     def _cut(self, rows: list[int]) -> list[list[int]]:
@@ -198,7 +199,7 @@ def _streamed_from_host(
 def drawn_ahead(
     epochs: Iterator[torch.Tensor], prepare: Callable[[torch.Tensor], torch.Tensor]
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield each epoch's order; a thread prepares the next epoch."""
+    """Yield each epoch's sample order, while a thread prepares the next epoch's order."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="epoch-order")
 
     def draw() -> torch.Tensor:
@@ -242,7 +243,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device) -> Literal["forkserver"] | None:
-    """Return ``forkserver`` on CUDA if plain tensors fit twice into free shared memory, else None for the default."""
+    """Return ``forkserver`` on CUDA if free shared memory holds plain tensors twice, else None for the default."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -314,7 +315,7 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
         require(
             position > begun_at,
             f"train_batches(batch_size={size}) gave no batch of {plural(size, 'sample')} in an epoch; give at least "
-            "one batch",
+            "one",
             error=WorkloadError,
         )
         epoch += 1
@@ -366,7 +367,7 @@ def seed_of(seed: int, position: int) -> int:
 
 @contextmanager
 def seeded(seed: int, position: int) -> Iterator[None]:
-    """Seed the host's global random generators within the block."""
+    """Seed the random generators of Python, NumPy and PyTorch's CPU within the block."""
     drawn = seed_of(seed, position)
     with random_state_kept():
         random.seed(drawn)
@@ -377,7 +378,7 @@ def seeded(seed: int, position: int) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept(*devices: torch.device) -> Iterator[None]:
-    """Restore the random generators of the host, and of CUDA devices, after the block."""
+    """Restore the random generators of the host and of ``devices`` after the block."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
@@ -462,9 +463,9 @@ class Growth:
 
 
 def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
-    """Yield the rows of each micro-batch, shape (micro-batch size,), from ``growth``'s position on.
+    """Yield the sample indices of each micro-batch, shape (micro-batch size,), from ``growth``'s position on.
 
-    If ``ahead``, count the steps in ``growth``.
+    With ``ahead``, move ``growth`` forward after each step.
     """
     with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):

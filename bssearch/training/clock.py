@@ -1,4 +1,4 @@
-"""The clock of a trial: four ledgers that add up to the wall time.
+"""The clock of a trial: the ledgers train, evaluation, warmup and other add up to the wall time.
 
 Only ``train`` counts toward the time to the target.
 """
@@ -75,7 +75,10 @@ class Clock:
         self._started -= state["wall_seconds"]
 
     def ledger(self, name: Ledger) -> AbstractContextManager[None]:
-        """Return a context that adds its seconds to a ledger, even if the block raises. Do not nest blocks."""
+        """Return a context manager that adds the block's seconds to a ledger, even if the block raises.
+
+        Do not nest blocks.
+        """
         return self._train() if name == "train" else self._untrained(name)
 
     @contextmanager
@@ -88,7 +91,7 @@ class Clock:
             self._seconds[name] += self._now() - entered
 
     def seconds(self, name: Ledger) -> float:
-        """Return the seconds of a ledger, without a block that is still open."""
+        """Return the seconds of a ledger's closed blocks."""
         return self._seconds[name]
 
     @property
@@ -103,7 +106,7 @@ class Clock:
         return [f"{gap:.3g} s of the trial's {wall:.3g} s were not measured ({gap / wall:.1%})"]
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Limit the host's lead over a GPU; call after every step."""
+        """Limit how far the host runs ahead of a GPU. Call after every step."""
 
     def waiting(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -127,14 +130,15 @@ class Clock:
         return self._of_train[part] / self._of_train[whole] if self._of_train[whole] > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
-        """Return train seconds without waits for a CPU; None before training, and with several threads or a GPU.
+        """Return the train seconds without waits for a CPU.
 
-        If the kernel does not count waits, return CPU seconds.
+        Return None before training, with several threads, or on a GPU. If the kernel does not count waits, return CPU
+        seconds.
         """
         return self._of_train["undelayed"] if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Return the train seconds so far; with one thread, without known waits for a CPU."""
+        """Return the train seconds so far. With one thread, known waits for a CPU do not count."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._of_train["host"] - self._of_train["undelayed"]
@@ -225,7 +229,6 @@ class CudaClock(Clock):
         self._segment: _Segment | None = None
 
     def pace(self, micro_batches: int = 1) -> None:
-        """After at least `PACE` new micro-batches, wait for all earlier micro-batches."""
         if self._segment is not None:
             self._segment.steps += 1
             if self._segment.steps == 1:
@@ -251,7 +254,10 @@ class CudaClock(Clock):
 
     @property
     def host_bound_share(self) -> float | None:
-        """The share of train seconds without waits for the device; a faster host saves at most about this share."""
+        """The share of train seconds in which the host does not wait for the device.
+
+        A faster host saves at most about this share.
+        """
         # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users

@@ -31,7 +31,7 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 class Computation:
     """A study's training settings on one device.
 
-    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms).
+    Construction sets PyTorch's process-wide switches for tf32, cuDNN benchmarking and deterministic algorithms.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -61,7 +61,7 @@ class Computation:
     def build_model(
         self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
     ) -> nn.Module:
-        """Build a model in training mode on the device; the caller seeds the generators.
+        """Build a model in training mode on the device. Seed the random generators first.
 
         With CUDA graphs the previous model becomes unusable. If ``torch.compile`` fails, the model stays uncompiled.
         """
@@ -132,7 +132,7 @@ class Computation:
             self.warnings.append(sentence)
 
     def fallback(self, error: Exception) -> None:
-        """Give up compiling; earlier models become unusable."""
+        """Give up compilation. Earlier models become unusable."""
         self.given_up = (
             f"compile = {self.settings.compile!r} failed, so steps run uncompiled: {first_line(error)}; correct the "
             "model, or set compile: none"
@@ -167,7 +167,7 @@ GRAPHS_PER_FUNCTION = 4096
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model's forward pass into one graph per input shape; parameter names do not change."""
+    """Compile a model's forward pass into one graph per input shape, without renaming parameters."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
@@ -191,7 +191,7 @@ def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
 
 
 class TracedDropout(nn.Dropout):
-    """Dropout with its probability as data: one graph serves all probabilities.
+    """Dropout with the probability in a tensor, so that one graph serves all probabilities.
 
     ``keep`` is 1 − p, shape ().
     """
@@ -236,14 +236,16 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
     if wanted not in available:
         raise LaunchError(
             f"precision = {wanted!r} is not available on {device}; choose from {', '.join(available)}",
-            hint="use another precision: tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 "
-            "also runs on the CPU); fp16 needs a CUDA device",
+            hint="use a CUDA device for fp16, and a CUDA device of at least compute capability 8.0 for tf32 or bf16",
         )
     return wanted
 
 
 def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Return the context of a forward pass and loss; ``keep_casts`` reuses cast weights, which must not change."""
+    """Return the autocast context of a forward pass and loss.
+
+    ``keep_casts`` reuses cast weights, so the weights must not change inside the context.
+    """
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
 
@@ -313,7 +315,7 @@ Running = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def convert_batch_norms(model: nn.Module, mixin: type, **attributes: Any) -> int:
-    """Mix a class into all batch norms and set ``attributes``; return the number of batch norms."""
+    """Mix a class into all batch norms, set ``attributes`` and return the number of batch norms."""
     norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     for norm in norms:
         norm.__class__ = _mixed_class(mixin, norm.__class__)
@@ -327,11 +329,11 @@ def _mixed_class(mixin: type, kind: type) -> type:
 
 
 class GhostNorm:
-    """A mixin for a batch norm that normalises each ``ghost_batch_size`` consecutive samples separately.
+    """A batch norm mixin that normalises each ``ghost_batch_size`` consecutive samples separately.
 
     Each group uses its own mean and biased variance (Hoffer et al. 2017, arXiv 1705.08741). Remaining samples form a
-    smaller group; a single sample joins the last group. Running statistics follow the mean of the groups' means and of
-    their unbiased variances.
+    smaller group. A single remaining sample joins the last group. Running statistics follow the groups' average mean
+    and average unbiased variance.
     """
 
     ghost_batch_size: int
@@ -375,7 +377,7 @@ def _count_batch(norm: Any) -> Any:
 
 
 class SharedNorm:
-    """A mixin for a batch norm that normalises with the statistics of all ranks' micro-batches."""
+    """A batch norm mixin that normalises with the statistics of all ranks' micro-batches."""
 
     ranks: Ranks
 

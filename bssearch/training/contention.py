@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
-The signs are busy seconds in ``/proc/stat`` beyond this process's seconds; on a GPU, also NVML's processes and
-slowdowns, and growth of used memory; on a CPU, also a slow core.
+One sign is CPU seconds in ``/proc/stat`` that this process did not use. On a GPU, further signs are other processes,
+slowdowns and growth of used memory. On a CPU, a slow core is a further sign.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The result of a check for other work on the machine; ``unknown`` says why a check was impossible."""
+    """The result of a check for other work on the machine.
+
+    ``unknown`` says why the check was impossible.
+    """
 
     contended: bool
     reason: str | None = None
@@ -58,7 +61,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Wall seconds, and the CPU seconds of all programs, of this process with its children, and of its parent."""
+    """CPU seconds in ``wall`` seconds: ``busy`` of all programs, ``ours`` of this process and children."""
 
     wall: float
     busy: float
@@ -96,7 +99,7 @@ class ContentionMeter:
         self._gpu = DeviceWatch(device, others) if device.type == "cuda" else None
 
     def count_siblings(self) -> None:
-        """Count the parent's children (a trial's ranks) as this process; call before `start`."""
+        """Count the parent's children, a trial's ranks, as this process. Call before `start`."""
         self._read_cpu = cpu_use_of_siblings
 
     def start(self) -> None:
@@ -183,14 +186,14 @@ class DeviceWatch:
             self._grown_bytes = max(self._grown_bytes, memory - self._memory_bytes)
 
     def reasons(self) -> list[str]:
-        """Look once more, and return all reasons for contention."""
+        """Check the device once more, and return all signs of other work."""
         self.look()
         grown = f"memory outside PyTorch's allocator grew by {self._grown_bytes / 2**30:.3g} GiB during the trial"
         return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """Return the GPU bytes outside this process's allocator, with driver and contexts; None if unknown."""
+    """Return the GPU bytes outside this process's allocator, including driver and contexts; None if unknown."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # the device failed, or PyTorch has no CUDA
@@ -199,7 +202,10 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe other programs' CPU use if they take `LEAST_OTHERS` CPUs and, with our threads, `FULL_SHARE` of all."""
+    """Describe the CPU use of other programs, or return None if too small to slow a trial.
+
+    Other programs must use `LEAST_OTHERS` CPUs and, together with the trial's threads, `FULL_SHARE` of all CPUs.
+    """
     used = after.less(before)
     if used.wall <= 0:
         return None
@@ -211,7 +217,10 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
 
 
 def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:
-    """Return the CPU use so far, if known; ``parents`` are the ids of processes that started this process."""
+    """Return the CPU use so far, if known.
+
+    ``parents`` are the ids of the processes that started this process.
+    """
     try:
         lines = stat.read_text().splitlines()
     except OSError:
@@ -263,9 +272,9 @@ LOOK_SECONDS = 0.02  # seconds between timings of the kernel; the timings then c
 
 
 class CorePace:
-    """Compares the core's pace with the fastest of the last `REMEMBERED` looks; use one `CorePace` per process.
+    """Detects a slow CPU core by timing a fixed piece of work. Use one `CorePace` per process.
 
-    A look above `SLOW` × the fastest look's seconds is slow.
+    A timing is slow above `SLOW` × the fastest of the last `REMEMBERED` timings.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:
@@ -273,7 +282,7 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Return the seconds of a fixed piece of work, the fastest of `SPINS` runs."""
+        """Time the fixed piece of work `SPINS` times, and return the fewest seconds."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds
@@ -286,7 +295,7 @@ class CorePace:
 class ReferenceKernel:
     """Times fixed matrix products in CPU seconds, if one CPU thread computes the steps.
 
-    `look` has no effect within ``period`` seconds of the last look.
+    `look` times the products at most once per ``period`` seconds.
     """
 
     def __init__(self, device: torch.device, threads: int, period: float = LOOK_SECONDS) -> None:

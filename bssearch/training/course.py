@@ -1,6 +1,6 @@
 """A trial's evaluations: cadence, progress toward the target, and endings.
 
-A batch size has one cadence in steps, so that trials with equal seeds take equal steps.
+All trials of a batch size have one cadence in steps, so that equal seeds give equal steps.
 """
 
 import math
@@ -35,7 +35,7 @@ FEWEST_EVALUATIONS = 20  # fewest evaluations in the full limit, which locate th
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
-    """Return the optimizer steps from one evaluation to the next; ``full_limit`` is in train seconds."""
+    """Return the optimizer steps from one evaluation to the next. ``full_limit`` is in train seconds."""
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
     # e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
@@ -55,7 +55,7 @@ WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way fr
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a trial; ``asked`` is True if the caller stopped the trial."""
+    """The end of a trial. ``asked`` is True if the caller stopped the trial."""
 
     state: TrialState
     reason: str
@@ -64,7 +64,7 @@ class Ending:
 
 @dataclass(slots=True)
 class CourseProgress:
-    """The last observation, best metric, memory peaks in bytes and warnings, all kept over pauses.
+    """A trial's last observation, best metric, memory peaks in bytes and warnings, which pauses keep.
 
     ``crossing`` and ``reached`` describe the crossing of the target, if any.
     """
@@ -103,7 +103,7 @@ class Approach:
     first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """True if the metric has gone `WINDOW_SHARE` of the way from the first call's metric to the target."""
+        """True if the metric covered `WINDOW_SHARE` of the way from the first call's metric to the target."""
         if self.first is None:
             self.first = metric
         return self.target.shortfall(metric) <= (1 - WINDOW_SHARE) * max(0.0, self.target.shortfall(self.first))
@@ -115,7 +115,10 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Save a paused trial and return its ending; prune the trial if ``checkpoint`` is None or ``save`` fails."""
+    """Save a paused trial and return the ending.
+
+    If ``checkpoint`` is None or ``save`` fails, prune the trial instead.
+    """
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -150,7 +153,7 @@ class Course:
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
         """Record an evaluation and return the ending, if any.
 
-        Raises `UsageError` if the first metric meets the target, but seems to have another unit.
+        Raises `UsageError` if the first metric meets the target, but seems to be in another unit, such as percent.
         """
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):

@@ -53,7 +53,7 @@ def describe_device(
     workload_revision: str | None = None,
     source: Path | None = None,
 ) -> Environment:
-    """Describe a device's environment; ``source`` is a file in the Git repository to record."""
+    """Describe a device and the software versions. ``source`` is a file in the Git repository to record."""
     is_cuda = device.type == "cuda"
     revision, is_dirty = (None, None) if source is None else git_state(source)
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
@@ -87,7 +87,7 @@ def describe_program(
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
-    """Describe a user's program by its ``metrics`` and their ``untrained`` values."""
+    """Describe a user's program by ``metrics`` and the metrics' ``untrained`` values."""
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,
@@ -113,7 +113,7 @@ def describe_program(
 def workload_revision(workload: object) -> str | None:
     """Return 12 hex digits of the SHA-256 of the workload's file, if any.
 
-    For a class in ``__main__``, the digest covers the source of the class and its bases there.
+    For a class in ``__main__``, the digest covers the source of the class and of base classes in ``__main__``.
     """
     if type(workload).__module__ == MAIN:
         parts = [_source(one) for one in type(workload).__mro__ if one.__module__ == type(workload).__module__]

@@ -58,7 +58,7 @@ def small_batch_size(configuration: Configuration, samples: int, small_batches: 
 
 
 class GradientPasses:
-    """Measures a trainer's gradient norms; ``generator`` draws the samples."""
+    """Measures gradient norms of a trainer's model in separate passes. ``generator`` draws the samples."""
 
     def __init__(self, trainer: Trainer, seed: int) -> None:
         self._trainer = trainer
@@ -78,7 +78,7 @@ class GradientPasses:
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
-        """Measure a pass; return None if `pass_of` does. The call waits for the device."""
+        """Measure a pass and wait for the device. Return None if the pass is unusable."""
         batches = self._drawn(small_batches, self.generator)
         with _exact(self._trainer, seed=int(self.generator.integers(2**31))):
             return self._pass(batches)
@@ -169,7 +169,7 @@ class NoiseMeter:
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
         """Measure passes if the metric is near the target and the budget allows.
 
-        The first success, and running out of memory, end the measurements.
+        Measurements end at the first success, or when memory runs out.
         """
         self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
@@ -279,7 +279,7 @@ class RankNoise:
         self._spent = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Measure some of the next steps if the metric is near, but misses, the target."""
+        """Measure some of the next steps if the metric is near the target but still misses."""
         self._take()
         every = 0
         if self._approach.is_near(metric) and not self._approach.target.is_met_by(metric):
@@ -328,7 +328,7 @@ REMEMBERED = 8  # number of averaged passes: only the newest, because the noise 
 
 
 class NoiseGrowth:
-    """Grows the batch after evaluations, to the largest stage within a share of the noise scale."""
+    """Grows the batch after evaluations, to the largest scheduled size within a share of the noise scale."""
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
         self._make = passes
@@ -376,7 +376,7 @@ def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | N
 
 
 def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
-    """Return the growth of the batch; None unless the schedule measures the noise scale."""
+    """Return the trial's batch growth; None unless the batch schedule measures the noise scale."""
     if not trainer.growth.is_measured:
         return None
     needs = "batch_schedule = 'noise_scale' measures the gradient noise scale, which needs"

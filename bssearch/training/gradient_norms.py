@@ -1,4 +1,4 @@
-"""Squared gradient norms, plain and for Adam's updates, from which the gradient noise scale follows."""
+"""Squared gradient norms for the gradient noise scale, plain and for Adam's updates."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 def sum_of_squares(
     gradients: Iterable[tuple[nn.Parameter, torch.Tensor | None]], divisors: Divisors | None, device: torch.device
 ) -> torch.Tensor:
-    """Return the `squares` of a whole gradient, shape (2,)."""
+    """Return the sum of `squares` over all parameters, shape (2,)."""
     found = [squares(one, gradient, divisors).to(device) for one, gradient in gradients if gradient is not None]
     return torch.stack(found).sum(dim=0) if found else torch.zeros(2, dtype=torch.float64, device=device)
 

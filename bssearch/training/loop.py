@@ -2,13 +2,13 @@
 
 * target met at an evaluation                     → `REACHED`
 * train seconds past the request's limit          → the request's ``limit_state``
-* ``stop``, called at every step                  → its state; `PAUSED` once saved
-* end of the schedule's horizon or branch         → evaluated once more, then `EXHAUSTED`
+* ``stop``, called at every step, gave a state   → this state, `PAUSED` only if saved
+* schedule's horizon or branch ended              → another evaluation, then `EXHAUSTED`
 * loss not finite; metric not finite or too large → `DIVERGED`
 * metric at chance for half of the full limit     → `DIVERGED`
 * out of memory                                   → `OOM`
 
-A trial that trains past its target ends as `REACHED`, unless the caller stops it. A resumed trial has the
+A trial that trains past the target ends as `REACHED`, unless the caller stops the trial. A resumed trial has the
 steps, evaluations and random numbers of a trial that never paused. On the CPU, equal requests give equal steps, bit for
 bit.
 """
@@ -61,7 +61,7 @@ Stop = Callable[[], tuple[TrialState, str] | None]
 
 
 class TrialLoop:
-    """One run of a request; iterate over its `observations`.
+    """One run of a trial request. Iterate over `observations` to train.
 
     Every step calls ``stop`` and ``on_progress``.
     """
@@ -103,7 +103,7 @@ class TrialLoop:
         self._further_test_metrics: Mapping[str, float] | None = None
 
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
-        """Train; yield each evaluation (never a NaN) and return the outcome.
+        """Train, yield each finite evaluation, and return the outcome.
 
         The workload's exceptions pass through, except out-of-memory errors. Raises `CheckpointError` if a paused trial
         cannot resume.
@@ -210,7 +210,7 @@ class TrialLoop:
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
-        """Train until the next evaluation; return the ending if the trial ends first."""
+        """Train until the next evaluation. Return the ending if the trial ends first."""
         if (ranks := self._computation.ranks) is not None:
             with self._clock.ledger("other"):
                 ranks.ask("ready")
@@ -361,7 +361,7 @@ def describe_model(
     seed: int = 0,
     own: Mapping[str, ParameterValue] = NO_PARAMETERS,
 ) -> ModelDescription:
-    """Build a model from a seed, and evaluate and describe the model. The call changes the global random state."""
+    """Build, evaluate and describe a model from a seed. The call changes the global random state."""
     seed_everything(seed)
     model = computation.build_model(workload, dropout, own)
     with computation.evaluating():
@@ -385,6 +385,6 @@ def tokens_per_sample(workload: Workload) -> int | None:
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Return the number of batch norm layers that use batch statistics; frozen layers do not count."""
+    """Return the number of batch norm layers that use batch statistics, without frozen layers."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return sum(norm.training or norm.running_mean is None for norm in norms)

@@ -167,7 +167,7 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
 
 
 def trim_heap() -> None:
-    """Give free heap pages back to the system (malloc_trim(3))."""
+    """Return free heap pages to the system (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -52,7 +52,10 @@ def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """Return the other programs that computed after ``since`` (seconds of `time.time`), as `other_processes` does."""
+    """Return the id and name of other programs that computed after ``since``.
+
+    ``since`` is in seconds of `time.time`.
+    """
     begun = int(since * 1e6)
     samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
     found = {int(one.pid) for one in samples or () if one.smUtil > 0}
@@ -170,7 +173,7 @@ def _name(pid: int) -> str | None:
 
 
 class DeviceMeter:
-    """Reads a device's counters over a trial.
+    """Reads a device's clock, slowdowns and energy over a trial.
 
     Call `sample` at evaluations, while the device is warm. The energy includes the devices ``others``.
     """

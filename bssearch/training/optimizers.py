@@ -22,7 +22,7 @@ from bssearch.workloads.data import in_words
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Return groups of the trainable parameters; tensors of fewer than two dimensions have no weight decay."""
+    """Group the trainable parameters. Tensors of fewer than two dimensions have no weight decay."""
     # as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag of tricks", § 3.1) and the MLPerf references
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
@@ -57,7 +57,7 @@ def timm_optimizers(name: str) -> ModuleType:
 
 
 class OptimizersAsOne(torch.optim.Optimizer):
-    """Several optimizers as one optimizer; loss scaling skips all optimizers or no optimizer."""
+    """Several optimizers as one, so that loss scaling skips a step of all optimizers or none."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = tuple(parts)
@@ -278,7 +278,7 @@ KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 
 
 def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
-    """Load another run's states, but keep each group's options.
+    """Load another run's optimizer states, but keep each group's options.
 
     Raises `ValueError` if the number or kinds of optimizers, or the parameters, differ.
     """

@@ -1,4 +1,4 @@
-"""Isolated measurements: seconds of a step, its update and an evaluation; memory; the gradient noise scale."""
+"""Isolated measurements of step, update and evaluation seconds, of memory, and of the gradient noise scale."""
 
 import functools
 import math
@@ -63,11 +63,11 @@ EVALUATION_SECONDS = 0.5
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Measure the median seconds of a step (with an interval), its update and an evaluation.
+    """Measure the median seconds of a step (with a 95 % interval), an update and an evaluation.
 
     With ``trial_train_seconds``, steps run between evaluations, because evaluations leave caches cold. Short runs
-    repeat until the median's 95 % interval is within the precision, usually within the limit of seconds. The timing
-    drops runs on a slow core if at least six other runs remain. Running out of memory is a result, not an error.
+    repeat until the interval is within the precision, usually within the limit of seconds. The timing drops runs on a
+    slow core if at least six other runs remain. Running out of memory is a result, not an error.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -150,7 +150,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 class TimedRun:
     """A run of ``count`` repetitions of ``seconds`` each.
 
-    ``look`` is the longer `CorePace.look` before and after the run, in seconds; 0 without a `CorePace`.
+    ``look`` is the longer of the `CorePace.look` seconds before and after the run; 0 without a `CorePace`.
     """
 
     seconds: float
@@ -351,7 +351,7 @@ GROWTH = 1.5
 
 
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    """Train until the metric is near the target, or training ends; then measure the noise scale.
+    """Train until the metric is near the target or training ends, then measure the noise scale.
 
     Raises `WorkloadError` if the workload has no noise scale, the data are too few or a metric is not finite, and
     `LaunchError` if memory runs out.
@@ -377,8 +377,7 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
             require(
                 passes.small_batch(PASS_BATCHES),
                 f"{len(data.train)} training {unit} are too few for {PASS_BATCHES} batches of a noise measurement",
-                hint=f"give at least {PASS_BATCHES} samples"
-                + (", each as long as the longest sample" if unit == "tokens" else ""),
+                hint=f"give at least {PASS_BATCHES} samples" if unit == "samples" else "give more training samples",
                 error=WorkloadError,
             )
             metric, reason = _train(request, trainer, data, computation)
@@ -394,7 +393,7 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         if not is_out_of_memory(error):
             raise
         raise LaunchError(
-            f"out of memory, batch size {configuration.batch_size} in micro-batches of "
+            f"out of memory at batch size {configuration.batch_size} in micro-batches of "
             f"{configuration.micro_batch_size}: {error}",
             hint="run `bssearch probe memory` to find the largest micro-batch that fits",
         ) from error

@@ -1,4 +1,4 @@
-"""CPU seconds of running processes, and values in the kernel's files."""
+"""CPU seconds of running processes, and values in files of ``/proc``."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def process_seconds(pid: int) -> float:
 
 
 def descendants_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process's descendants; for this process, also of children that ended."""
+    """Return the CPU seconds of a process's descendants. For this process, children that ended count, too."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN) if pid == os.getpid() else None
     seconds = 0.0 if ended is None else ended.ru_utime + ended.ru_stime
     return seconds + sum(process_seconds(child) + descendants_seconds(child) for child in children_of(pid))

@@ -1,6 +1,6 @@
-"""Ranks of a trial: processes that train on shares of every batch and add their gradients.
+"""Ranks of a trial: processes that train on shares of every batch and sum the gradients.
 
-Before each common call, rank 0 orders all other ranks to make the same call (`Link`).
+Before each collective call, rank 0 orders all other ranks to make the same call (`Link`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Link(Protocol):
 
 
 class Ranks:
-    """This process as rank ``rank`` of ``size`` ranks; only rank 0 has a ``link``.
+    """This process as rank ``rank`` of ``size`` ranks. Only rank 0 has a ``link``.
 
-    ``are_together`` is True within a common call. After a common call fails, ``is_broken`` is True, and other ranks may
-    hang.
+    ``are_together`` is True within a collective call. If a collective call fails, ``is_broken`` becomes True, and other
+    ranks may hang.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Ranks:
 
     @contextmanager
     def together(self, order: str, *arguments: Any) -> Iterator[None]:
-        """Return the context of a common call; rank 0 raises the failed rank's error if known."""
+        """Return the context of a collective call. Rank 0 raises the failed rank's error if known."""
         try:
             if self._link is not None:
                 self._link.tell((order, arguments))
@@ -95,11 +95,11 @@ class Ranks:
         self.ask("restore", path, identity, states["others"])
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by its sum over all ranks."""
+        """Sum a tensor over all ranks in place."""
         self.start_adding(tensor).wait()
 
     def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks; gradients flow to all ranks."""
+        """Return a tensor's sum over all ranks, with gradients to all ranks."""
         return _Sum.apply(tensor, self)  # type: ignore[no-untyped-call, no-any-return]
 
     def start_adding(self, tensor: torch.Tensor) -> distributed.Work:
@@ -115,7 +115,7 @@ class Ranks:
             view.copy_(piece)
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace tensors of equal type by their averages over ranks."""
+        """Average tensors of equal type over all ranks in place."""
         content = torch.cat([tensor.reshape(-1) for tensor in tensors])
         self.add(content)
         content /= self.size

@@ -90,7 +90,7 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSchedule(RateSchedule):
-    """A schedule of the workload's factors, until the configured horizon."""
+    """The workload's own schedule, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
 
@@ -102,7 +102,7 @@ class OwnSchedule(RateSchedule):
             value = math.nan
         if not 0 <= value < math.inf:
             raise WorkloadError(
-                f"build_schedule()'s function gave {factor!r} at step {step}; return a finite number >= 0"
+                f"build_schedule()'s function returned {factor!r} at step {step}; return a finite number >= 0"
             )
         return value
 

@@ -69,7 +69,7 @@ class AveragedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the averages at the weights' addresses within the block."""
+        """Replace the model's weights by the averages within the block."""
         kept = [tensor.clone() for tensor in self._weights]
         torch._foreach_copy_(self._weights, self.averages)
         try:
@@ -127,7 +127,10 @@ class Updates:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def apply(self, only: torch.optim.Optimizer | None = None) -> None:
-        """Clip the gradient, step all optimizers and call `end`; with ``only``, step one optimizer without `end`."""
+        """Clip the gradients, step all optimizers and call `end`.
+
+        With ``only``, step that optimizer alone, without `end`.
+        """
         stepped = self.optimizers if only is None else [only]
         if self.scaler is not None:
             self._was_scaled = True
@@ -169,7 +172,7 @@ class Updates:
         }
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Take over another run's optimizer states and average, but not its options."""
+        """Load another run's optimizer states and averaged weights, but keep this run's options."""
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
         if self.average is not None:
@@ -212,11 +215,11 @@ def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
 
 
 class Trainer(AbstractContextManager["Trainer"]):
-    """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
+    """Trains a fresh model. The seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration. ``dropped_samples`` counts samples per epoch, or is None with streams,
-    token batches or a growing batch. ``noise_every`` counts the steps between noise measurements (0: off).
-    ``noise_seconds`` counts the host's seconds of measuring.
+    token batches or a growing batch. ``noise_every`` is the number of steps between noise measurements, or 0 if off.
+    ``noise_seconds`` counts the host's seconds for noise measurements.
     """
 
     def __init__(
@@ -287,7 +290,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.close()
 
     def close(self) -> None:
-        """End the loader processes; evaluations remain possible."""
+        """End the loader processes. Evaluations remain possible."""
         self._batches.close()
         # from Python 3.12 on, a generator that is closed before its first batch keeps its loader
         none: tuple[Batch, ...] = ()
@@ -298,7 +301,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self.schedule.is_over(self.growth.position)
 
     def has_seen_again(self, samples: int) -> bool:
-        """True if the last step completed another ``samples`` samples, or at step 0."""
+        """True at step 0, or if the last step completed another ``samples`` samples."""
         return self.growth.samples % samples < self.now.batch_size
 
     @property
@@ -317,7 +320,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self._own_step is None and not isinstance(self.train, BatchStream)
 
     def measure_noise(self, every: int) -> None:
-        """Measure the ranks' gradients in every ``every``-th step from now on; 0 ends the measurements."""
+        """Measure the ranks' gradients in every ``every``-th step from now on. Measure no step if ``every`` is 0."""
         with self.together("measure_noise", every):
             self.noise_every = every
 
@@ -641,8 +644,8 @@ def warm_up(
 ) -> None:
     """Run every shape of a trial on a throw-away model, before the trial's time starts.
 
-    The warm-up evaluates once, and takes two steps per batch size on the trial's rows. If only the compiled model
-    fails on one device, the warm-up gives up compiling. The call changes the random state.
+    The warm-up evaluates once, and takes two steps per batch size on the trial's rows. If only the compiled model fails
+    on a single device, the warm-up gives up compilation. The call changes the global random state.
     """
     try:
         _take_first_steps(workload, configuration, data, computation, metric, seed)

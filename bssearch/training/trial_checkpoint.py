@@ -1,7 +1,7 @@
 """Saves a paused trial to a file, and starts branches from a longer run's checkpoint.
 
-The file is a zip archive with checksums and no executable content: ``trial.json`` (identity), ``training.pt``
-(tensors and plain values), and ``measured.json`` (measurements).
+The file is a zip archive with checksums and no executable content. ``trial.json`` has the trial's identity,
+``training.pt`` has tensors and plain values, and ``measured.json`` has measurements.
 """
 
 import io
@@ -101,7 +101,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A paused trial's file; each chunk of a read or write calls ``on_progress``."""
+    """A paused trial's file. Each chunk of a read or write calls ``on_progress``."""
 
     path: Path
     identity: Identity
@@ -109,7 +109,10 @@ class Checkpoint:
     on_progress: Callable[[], None]
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Replace the file; on failure, keep the old file. The states of ``measured`` are JSON values."""
+        """Replace the file, or keep the old file if an error occurs.
+
+        The states of ``measured`` are JSON values.
+        """
         part = self.path.with_name(self.path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
@@ -300,7 +303,7 @@ FORMAT_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """A checkpoint's content, on the CPU; missing parts are None.
+    """A checkpoint's content, on the CPU. Missing parts are None.
 
     ``model`` maps names to tensors. ``optimizer`` is a state_dict or a list of state_dicts. ``average`` has the
     averaged weights of a bssearch trial.
@@ -392,7 +395,7 @@ def _of_trial(path: Path) -> SavedRun | None:
         )
     except Exception as error:
         raise UsageError(
-            f"checkpoint {path} of a trial cannot be read: {first_line(error)}", hint="choose another checkpoint"
+            f"the trial checkpoint {path} cannot be read: {first_line(error)}", hint="choose another checkpoint"
         ) from error
 
 
@@ -421,9 +424,9 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """Return a branch's schedule, which follows the run's schedule at this batch size.
+    """Return a branch's schedule, which follows the run's schedule at ``batch_size``.
 
-    If the position is unknown, a constant schedule without a horizon starts after its warmup, and other schedules
+    If the position is unknown, a constant schedule without a horizon starts after the warmup. Other schedules then
     raise `UsageError`.
     """
     if branch.start_samples is None:
@@ -449,7 +452,7 @@ MODEL_HINT = "choose a checkpoint of the study's model, or let build_model() bui
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model; ``saved`` may have buffers that the state_dict lacks."""
+    """Copy saved weights into a model. ``saved`` may have buffers that the state_dict lacks."""
     own = model.state_dict()
     for name, value in own.items():
         if not isinstance(value, torch.Tensor):
