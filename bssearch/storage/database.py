@@ -43,7 +43,7 @@ LONGEST_WAIT_S = 10.0
 class Patience:
     """Retries calls after a lost connection, with growing random pauses, for `RETRY_FOR_S` seconds.
 
-    ``notify`` reports each loss and return of the connection once.
+    ``notify`` reports each loss and each return of the connection once.
     """
 
     def __init__(self, where: str, notify: Callable[[str], None]) -> None:
@@ -54,7 +54,7 @@ class Patience:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Stop retrying; later calls fail at the first lost connection."""
+        """Stop retrying. Later calls fail at the first lost connection."""
         self._over.set()
 
     def run(self, work: Callable[[], Result]) -> Result:
@@ -77,7 +77,7 @@ class Patience:
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise DatabaseError(
-                f"{error.message} (retried for {RETRY_FOR_S / 60:.0f} minutes)",
+                f"{error.message}; retried for {RETRY_FOR_S / 60:.0f} minutes",
                 hint="stored results are safe; run the same command again to resume",
             ) from error
         except BSSearchError:  # the database answered, so the connection works again
@@ -213,7 +213,7 @@ class Database:
             return {name: study_id for name, study_id in connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.id))}
 
     def close(self) -> None:
-        """Stop retrying and close all connections; a connection in use closes after its use."""
+        """Stop retrying and close all connections. A connection in use closes after its use."""
         self.patience.end()
         event.listen(self._engine, "checkin", _close)
         self._engine.dispose()
@@ -229,11 +229,11 @@ class Database:
         return self.masked_url != self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that sees one state of the database."""
+        """Open a transaction that reads one snapshot of the database."""
         return self._in_turn() or reading(self._engine)
 
     def looking(self) -> AbstractContextManager[Connection]:
-        """Open a connection; on a server, each of its statements is a separate transaction."""
+        """Open a connection. On a server, each statement is a separate transaction."""
         return self._in_turn() or looking(self._engine)
 
     @contextmanager
@@ -309,7 +309,7 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:
-        """Lock a study's row, and return the study's id; see `limit_silence`."""
+        """Lock a study's row, and return the study's id."""
         return self._found(connection, name, _locked(connection, _STUDY_ID))
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
@@ -359,7 +359,7 @@ def inside(
 ) -> Callable[
     [Callable[Concatenate[Any, Connection, Parameters], Result]], Callable[Concatenate[Any, Parameters], Result]
 ]:
-    """Call a method of a store's part with a transaction of the database; see `patiently`."""
+    """Call a method of a store's part within a transaction, with retries (`patiently`)."""
 
     def of_database(
         method: Callable[Concatenate[Any, Connection, Parameters], Result],
@@ -378,7 +378,7 @@ def inside(
 def reads(
     method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
 ) -> Callable[Concatenate[Any, str, Parameters], Result]:
-    """Call a method with a reading transaction and the study's id; see `patiently`."""
+    """Call a method with the study's id in a reading transaction, with retries (`patiently`)."""
 
     @inside(Database.reading)
     @wraps(method)

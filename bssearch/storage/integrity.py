@@ -156,7 +156,7 @@ def words(kind: Kind, row: Mapping[str, Any] | RowMapping) -> str:
 
 
 def columns_of(kind: Kind) -> dict[str, ColumnElement[Any]]:
-    """A kind's columns by field; digests and trial numbers replace the ids of other rows."""
+    """Return a kind's columns by field. Digests and trial numbers replace the ids of other rows."""
     replaced = {"environment": ENVIRONMENT_ROWS.c.digest, "trial": TRIAL_ROWS.c.number}
     return {name: replaced.get(name, column) for name, column in LAYOUTS[kind].columns.items()}
 

@@ -49,7 +49,7 @@ LONGEST_PREFIX = 50
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of a team's database; people's logins are members.
+    """The roles of a team's database. People's logins are members.
 
     Readers see studies, writers run studies, and owners upgrade tables.
     """
@@ -237,7 +237,7 @@ def refuse_without_writing(connection: Connection) -> None:
 def needs(role: str, login: str | None, doing: str, connection: Connection) -> DatabaseError:
     return DatabaseError(
         f"{shown(connection.engine.url)}: {login!r} needs the role {role} {doing}",
-        hint=f'ask an owner of the database for: GRANT {role} TO "{login}"',
+        hint=f'ask an owner of the database to run: GRANT {role} TO "{login}"',
     )
 
 
@@ -448,9 +448,9 @@ def _check_schema_is_visible(connection: Connection) -> None:
 def _refuse_unknown(revision: str, name: str) -> None:
     require(
         revision not in UNRELEASED,
-        f"{name} was written by a pre-release version: its schema is at revision {revision}",
-        hint="export each study with that version: `bssearch export STUDY --to study --file FILE`; then import the "
-        "file into a new database: `bssearch import study FILE`",
+        f"{name} was written by a pre-release version: the schema is at revision {revision}",
+        hint="export each study with the pre-release version: `bssearch export STUDY --to study --file FILE`; then "
+        "import the file into a new database: `bssearch import study FILE`",
         error=SchemaError,
     )
     require(

@@ -112,7 +112,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class FiniteFloat(TypeDecorator[float]):
-    """A finite double in Python and in rows; SQLite would silently store NaN as NULL."""
+    """A finite double in Python and in rows. SQLite would silently store NaN as NULL."""
 
     impl = Float(53)
     cache_ok = True
@@ -167,7 +167,7 @@ def json_kind(value: object) -> str:
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
     """The reason why a JSON value cannot be a stored object, or None.
 
-    ``of_scalars``: the object may hold only booleans, numbers, texts and nulls.
+    With ``of_scalars``, the object may hold only booleans, numbers, texts and nulls.
     """
     if not isinstance(value, dict):
         return f"{json_kind(value)}; expected an object"
@@ -262,7 +262,7 @@ compiles(database_now, "sqlite")(lambda *_, **__: "strftime('%Y-%m-%d %H:%M:%f00
 
 
 class database_started(FunctionElement[datetime]):  # noqa: N801 - named like an SQL function
-    """The server's start time; NULL on SQLite."""
+    """The server's start time, or NULL on SQLite."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -291,7 +291,7 @@ PREFIXES: Mapping[type, str] = {
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """The fields of a record type, each with its nested record type or None."""
+    """Return a record type's fields, each with the nested record type or None."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -302,7 +302,7 @@ def _nested(hint: object) -> type | None:
 
 
 def leaves(record_type: type, path: str = "", *, without: str | None = None) -> dict[str, tuple[str, Any]]:
-    """The attribute path and Python type of each column of a record type and its nested records."""
+    """Return the attribute path and Python type of each column, nested records included."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, tuple[str, Any]] = {}
     for name, nested in layout(record_type).items():
@@ -318,7 +318,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """The column values of a record; a nested None adds no column."""
+    """Return the column values of a record. A nested None adds no column."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)
@@ -332,7 +332,7 @@ def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
 def from_columns(
     record_type: type[Record], columns: Mapping[str, Any] | RowMapping, *, absent: str | None = None, prefix: str = ""
 ) -> Record:
-    """Build a record from its columns; the nested record ``absent`` is None."""
+    """Build a record from column values. The nested record ``absent`` is None."""
     names, own_columns, nested = _plan(record_type, prefix)
     values = dict(zip(names, own_columns(columns), strict=True))
     for name, inner in nested.items():

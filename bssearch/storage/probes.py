@@ -61,17 +61,17 @@ def _timed_model(spec: object) -> ModelParameters:
 
 
 class ProbeStore(StorePart):
-    """The measurements of a study outside its trials."""
+    """A study's measurements outside trials."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._known_step_times: dict[int, tuple[tuple[object, ...], list[ProbeRecord]]] = {}
 
     def add_step_time(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
-        """Store a step time of a visit; return the visit's number.
+        """Store a step time of a visit (`Visit`), and return the visit's number.
 
-        If ``visit`` is None, make a new visit. Stored step times stay unchanged. A split's first step time fixes
-        ``eval_every_steps``.
+        If ``visit`` is None, start a new visit. Stored step times stay unchanged. The first step time of a batch size
+        and micro-batch size fixes ``eval_every_steps``.
         """
         number = visit
 
@@ -142,7 +142,7 @@ class ProbeStore(StorePart):
     ) -> list[TrialRecord]:
         """The trials with ``steps_x_step_time_s`` from the step times of all visits.
 
-        Trials of another model keep their stored value.
+        Trials of another model keep the stored value.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)
@@ -225,7 +225,7 @@ class ProbeStore(StorePart):
     def branches(
         self, connection: Connection, study_id: int, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
-        """The branches with these digests (default: all), oldest first."""
+        """Return the branches with these ``digests`` (default: all), oldest first."""
         columns = [BRANCH_ROWS.c[name] for name in column_types(BranchMeasurement)]
         query = select(*columns).where(BRANCH_ROWS.c.study_id == study_id).order_by(BRANCH_ROWS.c.id)
         if digests is not None:

@@ -108,7 +108,7 @@ def submission_record(row: RowMapping) -> Submission:
 
 
 def worker_record(row: RowMapping, time: datetime) -> WorkerRecord:
-    """Build a worker from a row, as of ``time``; unreadable templates become empty."""
+    """Build a worker from a row, as of ``time``. Unreadable templates become empty."""
     templates = _value(row["templates"])
     offered = templates if isinstance(templates, Mapping) else {}
     is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=SEEN_WITHIN_S)
@@ -138,7 +138,10 @@ _MAY_BECOME = {
 
 
 class QueueStore(StorePart):
-    """The submissions and workers of the queue."""
+    """The submissions and workers of the queue.
+
+    In a shift, a worker serves one submission.
+    """
 
     def submit(self, new: NewSubmission) -> Submission:
         """Queue a study, or requeue the owner's finished submission; raise `UsageError` if the name is taken."""
@@ -198,7 +201,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def set_state(self, connection: Connection, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission; raise `UsageError` if its state forbids the change."""
+        """Pause, cancel or requeue a submission; raise `UsageError` if the current state forbids the change."""
         _lock(connection)
         found = _submission(connection, name)
         if found.state is state:
@@ -220,7 +223,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def keep_worker(self, connection: Connection, worker: WorkerRecord) -> None:
-        """Store a worker; delete workers that were absent for `FORGOTTEN_AFTER`."""
+        """Store a worker, and delete workers that were absent for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         row["seen_at"] = now(connection)
@@ -241,7 +244,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def begin_shift(self, connection: Connection, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Start a worker's shift; return the submission to serve, or None."""
+        """Start a worker's shift and return the submission to serve, or None."""
         _lock(connection)
         serving = connection.scalar(select(WORKER_ROWS.c.serving).where(WORKER_ROWS.c.name == worker))
         waiting = {one.name: one for one in _waiting(connection)}
@@ -261,7 +264,7 @@ class QueueStore(StorePart):
     def renew_shift(self, connection: Connection, worker: str, eligible: Collection[str], used: float) -> bool:
         """Add ``used`` slot seconds to a worker's submission.
 
-        Returns False if the submission no longer waits, was submitted again, or does not come first.
+        Returns False if the submission no longer waits, was submitted again, or is no longer first.
         """
         name = _add_served(connection, worker, used)
         first = _first(_waiting(connection), eligible)
@@ -276,7 +279,7 @@ class QueueStore(StorePart):
         state: SubmissionState = SubmissionState.WAITING,
         reason: str = "",
     ) -> None:
-        """End a shift of ``used`` slot seconds; set the state of a waiting submission."""
+        """End a shift of ``used`` slot seconds. If the submission still waits, set the submission's state."""
         name = _add_served(connection, worker, used)
         values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
         connection.execute(update(WORKER_ROWS).where(WORKER_ROWS.c.name == worker).values(values))
@@ -290,7 +293,7 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     state = connection.scalar(select(SUBMISSION_ROWS.c.state).where(SUBMISSION_ROWS.c.name == name))
     require(
         state is None or state.is_over,
-        f"the study {name!r} cannot be {doing}, because its submission is {state}",
+        f"the study {name!r} cannot be {doing}, because the submission is {state}",
         hint=f"run `bssearch queue cancel {name}`",
     )
 
@@ -316,10 +319,8 @@ def _lock(connection: Connection) -> None:
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:
-    how = (
-        f"already submitted by {by.owner} from the template {by.template} and is {by.state}" if by else "already taken"
-    )
-    return UsageError(f"the study {name!r} was {how}", hint="choose another name with --name")
+    more = f" by {by.owner} from the template {by.template} and is {by.state}" if by else ""
+    return UsageError(f"the study {name!r} was already submitted{more}", hint="choose another name with --name")
 
 
 def _found(connection: Connection, name: str) -> Submission | None:

@@ -1,4 +1,4 @@
-"""The store: an open database with its studies, trials and queue."""
+"""The store: an open database with studies, trials and queue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
 
 
 def check_writable(url: str | None = None) -> None:
-    """Raise the error of `open_store` if the database is not writable; change no file."""
+    """Raise the error of `open_store` if the database is not writable, without changing a file."""
     with opened_engine(database_url(url)) as engine:
         if sqlite_file(engine.url) is None:
             migrate.prepare(engine, lambda message: None)
@@ -74,7 +74,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study without its running trials to a file; return the running trials' numbers."""
+        """Write a study without running trials to a file, and return the running trials' numbers."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
@@ -82,7 +82,7 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read the named studies (default: all studies that are not archived) without running trials.
+        """Read the named studies without running trials; by default, all studies that are not archived.
 
         ``source`` names the database in messages.
         """
@@ -97,7 +97,7 @@ class Transfer(StorePart):
     def join(
         self, connection: Connection, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False
     ) -> list[Joined]:
-        """Insert missing rows and replace changed trials in one transaction; return the counts.
+        """Insert missing rows and replace changed trials in one transaction, and return the counts.
 
         If the first study is new, ``name`` is the study's name.
         """
@@ -113,7 +113,7 @@ class Transfer(StorePart):
 class Store(Database):
     """An open database, which threads may share.
 
-    If the database was opened for writing, calls wait for an unreachable server (`Patience`). Methods may raise
+    If the database was opened for writing, calls wait for an unreachable server (`Patience`). Methods raise
     `DatabaseError`, and `NotFoundError` for an unknown study.
 
     Example: ``store: bssearch.Store = bssearch.open_store("sqlite:///runs.db")``

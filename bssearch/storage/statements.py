@@ -304,11 +304,11 @@ _ENDED = select(TRIAL_ROWS.c.number).where(*_AMONG, TRIAL_ROWS.c.state != TrialS
 class Changes:
     """The trials of a study that changed after a revision.
 
-    A trial changes if it is stored, started, paused, resumed, ended, or observed after the end.
+    A trial changes when stored, started, paused, resumed, ended, or observed after the end.
 
     Attributes:
-        is_rewritten: True if rows were deleted or rewritten, or the name belongs to another study; ``trials`` then has
-            all trials.
+        is_rewritten: True if rows were deleted or rewritten, or the name belongs to another study. In these cases,
+            ``trials`` has all trials.
         has_new_probes: True if step times may have changed.
     """
 

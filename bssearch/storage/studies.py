@@ -185,7 +185,10 @@ class StudyStore(StorePart):
 
 
 class FindingStore(StorePart):
-    """The answers of studies. An answer is valid while its stamp equals the study's stamp."""
+    """The answers of studies.
+
+    A stamp is a digest of a study's spec, trials and probes. An answer is outdated if the stamp differs.
+    """
 
     @reads
     def stamp(self, connection: Connection, study_id: int) -> str:
@@ -203,8 +206,7 @@ class FindingStore(StorePart):
     ) -> None:
         """Store a study's answer in place of an earlier answer.
 
-        ``stamp`` must precede the computation of ``answer``. If ``is_news``, drivers read the answer like a
-        new probe.
+        Read ``stamp`` before computing ``answer``. If ``is_news``, drivers read the answer like a new probe.
         """
         fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
         if not insert_if_absent(connection, FINDING_ROWS, {"study_id": study_id, **fields}):
@@ -309,7 +311,6 @@ def _chunks(rows: Iterable[Value]) -> Iterator[list[Value]]:
 
 
 def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -> bool:
-    """True if `add_study` stored this study at ``time``."""
     study = StudyRecord.created(finished.study, time, finished.environment)
     row = connection.execute(STUDY.where(STUDY_ROWS.c.name == study.name)).mappings().first()
     return row is not None and study_record(row) == study

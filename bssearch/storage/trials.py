@@ -95,7 +95,7 @@ def start_trial(
     lease: Lease | None = None,
     environment: Environment | None = None,
 ) -> TrialRecord | None:
-    """Start a trial as `TrialStore.start` does; without ``lease``, queue the trial.
+    """Start a trial as `TrialStore.start` does. Without ``lease``, queue the trial.
 
     A repeated ``plan_id`` starts no second trial.
     """
@@ -184,7 +184,7 @@ class TrialStore(StorePart):
         )
 
     def enqueue(self, study: str, plan: TrialPlan) -> int:
-        """Queue a trial for any driver; return the trial's number."""
+        """Queue a trial for any driver, and return the trial's number."""
         trial = self.patience.run(partial(start_trial, self._database, study, plan, uuid4().hex))
         assert trial is not None, "plan ids are unique"
         return trial.number
@@ -232,7 +232,7 @@ class TrialStore(StorePart):
         numbers: Collection[int] | None = None,
         state: TrialState = TrialState.PRUNED,
     ) -> list[int]:
-        """End paused trials (default: all) in ``state``; return the numbers of the ended trials."""
+        """End paused trials, by default all, in ``state``. Return the numbers of the ended trials."""
         settled = update(TRIAL_ROWS).where(TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.state == TrialState.PAUSED)
         if numbers is not None:
             settled = settled.where(TRIAL_ROWS.c.number.in_(numbers))
@@ -268,7 +268,7 @@ class TrialStore(StorePart):
         state: TrialState | None = None,
         batch_size: int | None = None,
     ) -> list[dict[str, Any]]:
-        """The configuration and the columns ``names`` of each trial, ordered by number; an unknown value is None."""
+        """The configuration and the columns ``names`` of each trial, ordered by number. An unknown value is None."""
         settings = column_types(Configuration)
         columns = {*names, *settings}
         wanted = {"phase": phase, "state": state, "batch_size": batch_size}
@@ -286,7 +286,7 @@ class TrialStore(StorePart):
 
     @reads
     def counts(self, connection: Connection, study_id: int) -> list[tuple[Phase, TrialState, int, float]]:
-        """Tuples of phase, state, number of trials and their train seconds, ordered by first trial."""
+        """Return (phase, state, number of trials, train seconds of these trials), ordered by first trial."""
         one = TRIAL_ROWS.c
         seconds = func.coalesce(func.sum(one.train_seconds), 0.0)
         query = select(one.phase, one.state, func.count(), seconds).where(one.study_id == study_id)
@@ -311,7 +311,7 @@ class TrialStore(StorePart):
 
     @inside(Database.reading)
     def changes(self, connection: Connection, study: str, since: int) -> Changes:
-        """The trials that changed after a revision of the study (0: all trials)."""
+        """Return the trials that changed after revision ``since`` of the study; 0 gives all trials."""
         now = counters(connection, study)
         # A revision above the study's revision comes from a deleted study of the same name.
         is_rewritten = since < now.rewritten_at_revision or since > now.revision
@@ -444,7 +444,7 @@ class TrialStore(StorePart):
     def save_log(
         self, connection: Connection, study_id: int, number: int, text: str, *, owner: str | None = None
     ) -> None:
-        """Replace a trial's log; with ``owner``, only while the owner holds the trial's lease."""
+        """Replace a trial's log. With ``owner``, replace only while the owner holds the trial's lease."""
         for trial_id in trial_ids_of(connection, study_id, [number], owner).values():
             if not insert_if_absent(connection, LOG_ROWS, {"trial_id": trial_id, "text": text}):
                 connection.execute(update(LOG_ROWS).where(LOG_ROWS.c.trial_id == trial_id).values(text=text))
@@ -489,7 +489,7 @@ def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
 
 
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
-    """Raise `UsageError` if a driver holds an unexpired lease of a trial or claim of the study."""
+    """Raise `UsageError` if a driver holds an unexpired lease on a trial or claim of the study."""
     ended = ended_by(connection)
     running = connection.execute(
         select(TRIAL_ROWS.c.number, TRIAL_ROWS.c.lease_owner, TRIAL_ROWS.c.lease_expires_at)
@@ -509,7 +509,7 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
         return
     raise UsageError(
         f"the study {name!r} cannot be {doing}: {busy}",
-        hint=f"stop this driver first; if the driver is dead, the lease ends at {until:%Y-%m-%d %H:%M:%S} UTC",
+        hint=f"stop this driver; if the driver is dead, wait until {until:%Y-%m-%d %H:%M:%S} UTC, when the lease ends",
     )
 
 
@@ -535,9 +535,9 @@ class LeaseStore(StorePart):
 
     @writes
     def mark_lost(self, connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
-        """Mark the running trials of dead owners as lost; return the numbers of the lost trials.
+        """Mark the running trials of dead owners as lost, and return the trials' numbers.
 
-        If ``is_alive`` returns None, a trial is lost when its lease has ended.
+        If ``is_alive`` returns None, a trial is lost when the lease has ended.
         """
         owners = connection.scalars(select(TRIAL_ROWS.c.lease_owner).where(*is_running(study_id)).distinct()).all()
         known = {owner: is_alive(owner) for owner in owners}
@@ -568,7 +568,7 @@ class LeaseStore(StorePart):
     def claim(
         self, connection: Connection, study_id: int, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive
     ) -> bool:
-        """Claim a task until the lease ends or the owner dies; return True if the claim succeeded."""
+        """Claim a task until the lease ends or the owner dies. Return True if the claim succeeded."""
         place = CLAIM_ROWS.c.study_id == study_id, CLAIM_ROWS.c.name == name
         held = connection.execute(select(CLAIM_ROWS.c.owner, CLAIM_ROWS.c.expires_at).where(*place)).first()
         values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}

@@ -121,7 +121,6 @@ class Computation:
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
     def inputs(self, inputs: Any) -> Any:
-        """Return the inputs, with images in the channels-last format if ``channels_last`` is set."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:

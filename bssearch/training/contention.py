@@ -186,7 +186,6 @@ class DeviceWatch:
             self._grown_bytes = max(self._grown_bytes, memory - self._memory_bytes)
 
     def reasons(self) -> list[str]:
-        """Check the device once more, and return all signs of other work."""
         self.look()
         grown = f"memory outside PyTorch's allocator grew by {self._grown_bytes / 2**30:.3g} GiB during the trial"
         return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
@@ -202,10 +201,7 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe the CPU use of other programs, or return None if too small to slow a trial.
-
-    Other programs must use `LEAST_OTHERS` CPUs and, together with the trial's threads, `FULL_SHARE` of all CPUs.
-    """
+    """Describe the CPU use of other programs, or return None if too small to slow the trial."""
     used = after.less(before)
     if used.wall <= 0:
         return None
@@ -282,7 +278,6 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Time the fixed piece of work `SPINS` times, and return the fewest seconds."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds

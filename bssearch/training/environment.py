@@ -146,7 +146,6 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
 
 
 def library_versions() -> tuple[str, ...]:
-    """Return the sorted names and versions of `DEPENDENCIES` and of the imported `OF_WORKLOADS`."""
     names = {*DEPENDENCIES, *(name for name in OF_WORKLOADS if name in sys.modules)}
     return tuple(f"{name} {version}" for name in sorted(names) if (version := installed_version(name)) is not None)
 

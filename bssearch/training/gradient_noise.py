@@ -376,7 +376,6 @@ def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | N
 
 
 def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
-    """Return the trial's batch growth; None unless the batch schedule measures the noise scale."""
     if not trainer.growth.is_measured:
         return None
     needs = "batch_schedule = 'noise_scale' measures the gradient noise scale, which needs"

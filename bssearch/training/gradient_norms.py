@@ -55,7 +55,6 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 def sum_of_squares(
     gradients: Iterable[tuple[nn.Parameter, torch.Tensor | None]], divisors: Divisors | None, device: torch.device
 ) -> torch.Tensor:
-    """Return the sum of `squares` over all parameters, shape (2,)."""
     found = [squares(one, gradient, divisors).to(device) for one, gradient in gradients if gradient is not None]
     return torch.stack(found).sum(dim=0) if found else torch.zeros(2, dtype=torch.float64, device=device)
 

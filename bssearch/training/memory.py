@@ -167,7 +167,6 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
 
 
 def trim_heap() -> None:
-    """Return free heap pages to the system (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -209,7 +208,6 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
 
 
 def peak_process_memory_bytes(device: torch.device) -> int | None:
-    """Return this process's peak bytes: of tensors on a GPU, else of resident memory."""
     return peak_memory_bytes(device) if device.type == "cuda" else peak_resident_bytes()
 
 

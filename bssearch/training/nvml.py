@@ -95,7 +95,6 @@ def clock_mhz(device: torch.device) -> float | None:
 
 
 def device_uuid(device: torch.device) -> str:
-    """Return a CUDA device's UUID, such as ``GPU-8f6f…``."""
     uuid = _ask(device, lambda library, handle: library.nvmlDeviceGetUUID(handle))
     if uuid is not None:
         return uuid.decode() if isinstance(uuid, bytes) else str(uuid)

@@ -213,7 +213,6 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """Return the workload's optimizers unchanged, else the optimizer of `build_optimizer`."""
     build = getattr(workload, "build_optimizer", None)
     return build_optimizer(model, configuration, fused=fused) if build is None else build(model, configuration)
 

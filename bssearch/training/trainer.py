@@ -586,7 +586,6 @@ class LossSum:
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Add a loss without waiting for the device."""
         total, weight = (loss.total, loss.weight) if isinstance(loss, WeightedLoss) else (loss, 1.0)
         self._losses += 1
         self._total += self._value(total)

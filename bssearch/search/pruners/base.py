@@ -66,7 +66,7 @@ class Pruner:
         return Action.GO_ON
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the paused trial to resume, if any; ``fresh`` is True if a new trial may start instead."""
+        """Return the paused trial to resume, if any. ``fresh`` is True if a new trial may start instead."""
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
@@ -95,7 +95,7 @@ def make_pruner(settings: PrunerSpec) -> Pruner:
 
 
 class PruningController:
-    """Keeps the standings of search trials. If trials race, the spec's pruner decides.
+    """Keeps the standings of search trials. If trials race to the target, the spec's pruner decides.
 
     A paused trial can resume only if this driver can read the checkpoint.
     """
@@ -130,7 +130,7 @@ class PruningController:
         return self._standings
 
     def take(self, trial: TrialRecord) -> None:
-        """Update the standings with a search trial; other trials only update the seed-to-seed spread."""
+        """Update the standings with a search trial. Other trials only update the seed-to-seed spread."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return

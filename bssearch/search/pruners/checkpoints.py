@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The trials with a complete checkpoint; ``sizes`` has the bytes of each trial's complete and incomplete files."""
+    """The trials with a complete checkpoint. ``sizes`` has the bytes of each trial's complete and incomplete files."""
 
     saved: frozenset[int] = frozenset()
     sizes: Mapping[int, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class CheckpointStore:
         self._ask("writing failed", write)
 
     def put(self, number: int, file: Path) -> int:
-        """Store or replace a trial's file; return the object's size in bytes."""
+        """Store or replace a trial's file, and return the object's size in bytes."""
 
         def write(on_progress: OnProgress) -> int:
             try:
@@ -347,7 +347,7 @@ class Checkpoints:
         self._next_look = 0.0
 
     def file_for(self, number: int) -> Path | None:
-        """The file of a trial's checkpoint; None if the folder is unusable."""
+        """Return the path of a trial's checkpoint, or None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -357,7 +357,7 @@ class Checkpoints:
         return self._place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """True if the folder and the remote store are writable; if False, `refusal` gives the reason."""
+        """True if the folder and the remote store are writable. Otherwise `refusal` gives the reason."""
         try:
             make_guarded_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder) as file:
@@ -374,7 +374,10 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials; a remote store's list is up to `LOOK_SECONDS` old, and empty if the store fails."""
+        """Return the saved trials.
+
+        A remote store's list is up to `LOOK_SECONDS` old, and empty if the store fails.
+        """
         if self._store is None:
             return self._files_here()
         if time.monotonic() >= self._next_look:
@@ -488,7 +491,7 @@ class WaitingTrials(Checkpoints):
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Store a paused trial's checkpoint; return the outcome, PRUNED if the store fails."""
+        """Store a paused trial's checkpoint and return the outcome, which is PRUNED if the store fails."""
         if outcome.state is TrialState.PAUSED:
             try:
                 self.send(number)
@@ -508,7 +511,7 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete an ended trial's checkpoint; if the trial is paused, take this driver's claim instead."""
+        """Delete an ended trial's checkpoint. If the trial is paused, take this driver's claim instead."""
         if trial.state is TrialState.PAUSED:
             # takes the claim each time, because other drivers release claims without a lease
             self._leases.take(_claim_of(self._leases.owner))

@@ -1,6 +1,6 @@
 """Choose the batch size of the next trial, in this order:
 
-1. The default configuration, uncapped unless the pruner paces trials.
+1. The default configuration, uncapped unless the pruner limits trials before the first success.
 2. Each feasible batch size once, the nearest to the incumbent first.
 3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
    The compared sizes are the largest without accumulation, the default, and the nearest sizes a factor of 4 or more
@@ -155,8 +155,9 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """The proposal's coordinates; None if the sampler chooses, the default is outside the space, or an uncapped
-    trial would repeat a trial.
+    """Return the proposal's coordinates, or None if the sampler chooses.
+
+    Also returns None if the default is outside the space, or an uncapped trial would repeat a trial.
     """
     if proposal.source == "sample":
         return None

@@ -25,10 +25,10 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try; ``sampled`` has the coordinates, or is None outside the space.
+    """A configuration to try. ``sampled`` has the coordinates, or is None outside the space.
 
-    ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the largest expected
-    gain of a further trial, as a share of the incumbent's time.
+    ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the largest expected gain
+    of a further trial, as a share of the incumbent's time.
     """
 
     configuration: Configuration
@@ -60,7 +60,7 @@ class Sampler(ABC):
 
 
 def make_sampler(spec: StudySpec) -> Sampler:
-    """Create the spec's sampler; `auto` is TPE unless trials race."""
+    """Create the spec's sampler. `auto` is TPE unless trials race to the target."""
     name = "tpe" if spec.sampler.name == "auto" and not objective_of(spec).trials_race else spec.sampler.name
     kind: Callable[..., Sampler] = registry.load_class("samplers", name, Sampler)  # type: ignore[type-abstract]
     return made_with(kind, spec.sampler.options, "sampler.options", spec)

@@ -26,8 +26,8 @@ from bssearch.errors import DatabaseError, UsageError, require
 from bssearch.settings import NETWORK_FILE_VARIABLE, in_parent_folder, user_name
 
 URL_FORMS = (
-    "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME; "
-    "within user, password, database and options write @ as %40, : as %3A and / as %2F"
+    "write sqlite:///FILE for a file in this folder, sqlite:////PATH for an absolute path, or "
+    "postgresql://USER@HOST/NAME; within user, password, database and options, write @ as %40, : as %3A and / as %2F"
 )
 
 _DRIVERS = {
@@ -44,7 +44,7 @@ _LARGEST_PORT = 65535
 
 
 def masked(url: str | URL) -> str:
-    """A URL with its password as ``***``, even if malformed."""
+    """Return a URL with the password as ``***``, even if malformed."""
     text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
@@ -69,7 +69,7 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Parse a database URL; raise `UsageError` if the URL is malformed or its driver is not installed."""
+    """Parse a database URL; raise `UsageError` if the URL is malformed or the driver is not installed."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
@@ -171,7 +171,7 @@ _REFUSED = {
 
 
 class ConnectionLostError(DatabaseError):
-    """The server is unreachable, or another transaction conflicted; a retry may succeed."""
+    """The server is unreachable, or another transaction conflicted. A retry may succeed."""
 
 
 # Words before the cause, hint and error by SQLSTATE or its class
@@ -201,7 +201,7 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
         return DatabaseError(f"{where} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if "database is locked" in cause:
         return DatabaseError(
-            f"{where} is locked, probably by another process (waited {BUSY_TIMEOUT_S:g} s)",
+            f"waited {BUSY_TIMEOUT_S:g} s for {where}, which is locked, probably by another process",
             hint="try again when the other process has ended",
         )
     return DatabaseError(f"{where}: {cause}", hint=FULL_DISK_HINT if "disk is full" in cause else CHECK_HINT)
@@ -266,7 +266,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
     named = re.search(r"permission denied for (\w+ \S+)", cause)
     if named is None and cause.startswith("permission denied"):  # right to create a role, or to grant membership
         return DatabaseError(
-            f"{where}: {cause}", hint=f"ask the server's administrator for this right of the role {_role(url)!r}"
+            f"{where}: {cause}", hint=f"ask the server's administrator to give the role {_role(url)!r} this right"
         )
     thing = named.group(1) if named else "schema public"
     return missing_right(_role(url), _right(getattr(error, "statement", None) or "", thing), thing, where)
@@ -340,7 +340,6 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 
 @contextmanager
 def opened_engine(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Iterator[Engine]:
-    """Make an engine, and close the connections on exit."""
     engine = create_engine_for(url, write=write, foreign_keys=foreign_keys)
     try:
         yield engine
@@ -680,7 +679,7 @@ class BlockedError(DatabaseError):
 def lock_tables(connection: Connection, names: Collection[str], mode: str = ONE_AT_A_TIME) -> None:
     """Lock a server's tables until the transaction ends; raise `BlockedError` after `LONGEST_WAIT_S`.
 
-    SQLite needs no lock: its write transactions exclude each other.
+    SQLite needs no lock, because write transactions exclude each other.
     """
     if connection.dialect.name != "postgresql":
         return

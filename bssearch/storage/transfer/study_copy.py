@@ -63,7 +63,7 @@ _RUNS = TRIAL_ROWS.c.state == TrialState.RUNNING
 
 @dataclass(slots=True)
 class Copy:
-    """A study's rows by kind and key, in the order of writing.
+    """A study's rows by kind and key, in file order.
 
     Attributes:
         source: The file or database, for messages.
@@ -216,7 +216,7 @@ class Joined:
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert missing rows and replace changed trials; return the counts."""
+    """Insert missing rows and replace changed trials, and return the counts."""
     check_study(copy)
     study_id = _known(connection, copy)
     is_new = study_id is None

@@ -1,6 +1,6 @@
 """The knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time to the target.
 
-The next run is expected to lower the least posterior mean by the most per cost^`COST_POWER`. The posterior is a
+The next run has the largest expected drop of the least posterior mean per cost^`COST_POWER`. The posterior is a
 mixture over laws, departures from a law, and seed-to-seed spreads. Each component is a Gaussian process around a law
 with a free level.
 """
@@ -117,7 +117,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """The covariance that all laws share and the correlation of departures, both of shape (points, points)."""
+    """Return the covariance that all laws share and the correlation of departures, each of shape (points, points)."""
     apart = _squares(np.log2(points.batch_sizes), OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
@@ -315,7 +315,7 @@ WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
 
 class KnowledgeGradient:
-    """Chooses points of a space, starting with ``default``; the same ``seed`` gives the same points."""
+    """Chooses points of a space, starting with ``default``. The same ``seed`` gives the same points."""
 
     def __init__(
         self,
@@ -339,7 +339,11 @@ class KnowledgeGradient:
         """The largest expected gain at the last `ask` without a batch size, in nats; infinite before a success."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """The point to run next. With a given ``batch_size``, costs do not count."""
+        """Return the point to run next.
+
+        With ``batch_size``, return the point of the largest expected gain at this batch size, and ignore the run's
+        cost.
+        """
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -365,9 +369,10 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """The batch sizes that may match the incumbent, ascending; before a success, all batch sizes.
+        """Return the batch sizes that may match the incumbent, ascending. Before a success, return all batch sizes.
 
-        A batch size may match if a point's mean less a standard deviation is within `FLAT_RATIO` of the incumbent's.
+        A batch size may match if a point's mean less a standard deviation is within `FLAT_RATIO` of the incumbent's
+        mean.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:

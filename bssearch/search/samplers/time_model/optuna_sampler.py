@@ -33,7 +33,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
     The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``. The objective reports the
     metric with *train milliseconds* as the step, and returns the train seconds to the target. If a trial misses the
-    target, the objective raises `optuna.TrialPruned`; here, every trial reaches the target::
+    target, the objective raises `optuna.TrialPruned`. In this example, every trial reaches the target::
 
         import math
 
@@ -53,14 +53,14 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         study.optimize(objective, n_trials=20)
 
-    Optuna's pruners would stop the best trials of a metric to maximise, because the study minimises. Failed trials, and
-    trials pruned before a report, count as misses.
+    Use no pruner of Optuna: the study minimises, so pruners would stop the best trials of a metric to maximise. Failed
+    trials, and trials pruned before a report, count as misses.
 
     Args:
         default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
-            step seconds. If fewer than two batch sizes have step seconds, the model assumes that half of a step's time
-            at the middle size is constant.
+            step seconds. If fewer than two batch sizes have step seconds, half of the middle size's step time counts as
+            constant.
         seconds_per_report_step: The unit of the report step, in seconds.
         seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
 
@@ -116,7 +116,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the model's suggestion; empty while parameters are unknown."""
+        """Return the model's suggestion, or no value while parameters are unknown."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)

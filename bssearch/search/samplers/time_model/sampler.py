@@ -15,7 +15,7 @@ from bssearch.spec import StudySpec
 class TimeModelSampler(Sampler):
     """Chooses trials by `KnowledgeGradient`.
 
-    ``startup_trials`` applies only to `tpe`, which replaces this sampler unless trials race.
+    ``startup_trials`` applies only to `tpe`, which replaces this sampler unless trials race to the target.
     """
 
     models_time = True
