@@ -288,7 +288,7 @@ def test_a_queued_study_cannot_be_renamed_and_a_finished_one_can(store: Store) -
     add_study(store, "toy")
     for state in (SubmissionState.WAITING, SubmissionState.PAUSED):
         store.queue.set_state("toy", state, "")
-        refused = f"because its submission is {state}"
+        refused = f"because the submission is {state}"
         with pytest.raises(UsageError, match=refused):
             store.studies.rename("toy", "other")
         with pytest.raises(UsageError, match=refused):
