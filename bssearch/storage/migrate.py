@@ -200,7 +200,7 @@ def give_rights(connection: Connection, roles: Roles) -> None:
 
 
 def become_owner(connection: Connection, roles: Roles) -> None:
-    """Act as the owner until the transaction ends; raise `DatabaseError` unless the login is a member."""
+    """Act as the owner until the transaction ends. Raises `DatabaseError` unless the login is a member."""
     login = connection.scalar(text("SELECT current_user"))
     if not is_member(connection, roles.owner):
         raise needs(roles.owner, login, "to upgrade the schema", connection)

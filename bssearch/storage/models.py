@@ -1,4 +1,4 @@
-"""The tables and their column types. Columns have the names of records' fields; see `to_columns`.
+"""The tables and their column types. Columns have the names of records' fields (`to_columns`).
 
 Times are in UTC. Only mappings are stored as JSON.
 """
@@ -387,7 +387,7 @@ _SQL_TYPES: Mapping[Any, TypeEngine[Any]] = {
 
 
 def column(name: str, kind: Any, *further: SchemaItem, **options: Any) -> Column[Any]:
-    """Make a column for values of a Python type; ``X | None`` makes the column nullable."""
+    """Make a column for values of a Python type. ``X | None`` makes the column nullable."""
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     [own] = {*kinds} - {types.NoneType}
     return Column(name, _SQL_TYPES.get(own, own), *further, nullable=types.NoneType in kinds, **options)

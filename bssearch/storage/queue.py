@@ -144,7 +144,7 @@ class QueueStore(StorePart):
     """
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or requeue the owner's finished submission; raise `UsageError` if the name is taken."""
+        """Queue a study, or requeue the owner's finished submission. Raises `UsageError` if the name is taken."""
         check_study_name(new.name)
         new.check()
         tried_at: datetime | None = None
@@ -201,7 +201,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def set_state(self, connection: Connection, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission; raise `UsageError` if the current state forbids the change."""
+        """Pause, cancel or requeue a submission. Raises `UsageError` if the current state forbids the change."""
         _lock(connection)
         found = _submission(connection, name)
         if found.state is state:
@@ -299,7 +299,7 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
 
 
 def rename_submission(connection: Connection, old: str, new: str) -> None:
-    """Rename a finished submission; raise `UsageError` if the name is taken."""
+    """Rename a finished submission. Raises `UsageError` if the name is taken."""
     known = connection.scalar(select(SUBMISSION_ROWS.c.id).where(SUBMISSION_ROWS.c.name == new))
     require(known is None, f"the study {new!r} is already in the queue", hint="choose another name")
     connection.execute(update(SUBMISSION_ROWS).where(SUBMISSION_ROWS.c.name == old).values(name=new))

@@ -82,7 +82,7 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read the named studies without running trials; by default, all studies that are not archived.
+        """Read the named studies without running trials. If ``names`` is None, read all studies that are not archived.
 
         ``source`` names the database in messages.
         """

@@ -182,7 +182,7 @@ _ENDS_OWN = _ENDS.where(TRIAL_ROWS.c.lease_owner == bindparam("of_owner"))
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
-    """End a running trial and its lease; return False if the trial is not running or has another owner."""
+    """End a running trial and its lease. Returns False if the trial is not running or has another owner."""
     values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
     statement, of = (_ENDS, {}) if owner is None else (_ENDS_OWN, {"of_owner": owner})
     return connection.execute(statement, {**values, **of}).rowcount == 1
@@ -232,7 +232,7 @@ def stored_trial(connection: Connection, study_id: int, number: int) -> TrialRec
 def trial_ids_of(
     connection: Connection, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
-    """Return the row ids of trials by trial number; raise `NotFoundError` for a missing trial.
+    """Return the row ids of trials by trial number. Raises `NotFoundError` for a missing trial.
 
     With ``owner``, lock the trials until the transaction ends, and return only trials that this owner runs.
     """

@@ -52,7 +52,7 @@ from bssearch.storage.trials import check_idle
 
 
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
-    """Store a study; raise `UsageError` if the name is taken.
+    """Store a study. Raises `UsageError` if the name is taken.
 
     ``again`` allows an equal stored study.
     """
@@ -66,7 +66,7 @@ def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> 
 def bind_study(
     connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool
 ) -> None:
-    """Bind a study to a kind of device; raise `OtherDeviceError` if the study is bound to another kind.
+    """Bind a study to a kind of device. Raises `OtherDeviceError` if the study is bound to another kind.
 
     ``again`` replaces an environment of the same kind.
     """
@@ -98,7 +98,7 @@ class StudyStore(StorePart):
     """The studies, with their specs and environments."""
 
     def create(self, new: NewStudy) -> StudyRecord:
-        """Store a study; raise `UsageError` if the name is taken."""
+        """Store a study. Raises `UsageError` if the name is taken."""
         study: StudyRecord | None = None
 
         def create() -> StudyRecord:
@@ -134,7 +134,7 @@ class StudyStore(StorePart):
 
     @writes
     def rename(self, connection: Connection, study_id: int, new: str) -> None:
-        """Rename a study; raise `UsageError` if the name is invalid or taken, or the study is running or queued."""
+        """Rename a study. Raises `UsageError` if the name is invalid or taken, or the study is running or queued."""
         own = STUDY_ROWS.c.id == study_id
         old, spec = connection.execute(select(STUDY_ROWS.c.name, STUDY_ROWS.c.spec).where(own)).one()
         if old == new:  # an earlier try may have committed
@@ -149,7 +149,7 @@ class StudyStore(StorePart):
 
     @writes
     def archive(self, connection: Connection, study_id: int, archived: bool = True) -> None:
-        """Archive or unarchive a study; raise `UsageError` if a study to archive is running or queued."""
+        """Archive or unarchive a study. Raises `UsageError` if a study to archive is running or queued."""
         own = STUDY_ROWS.c.id == study_id
         if not archived:
             connection.execute(update(STUDY_ROWS).where(own).values(archived_at=None))
@@ -160,7 +160,7 @@ class StudyStore(StorePart):
 
     @writes
     def delete(self, connection: Connection, study_id: int) -> None:
-        """Delete a study; raise `UsageError` if the study is running or queued."""
+        """Delete a study. Raises `UsageError` if the study is running or queued."""
         name = connection.scalar(select(STUDY_ROWS.c.name).where(STUDY_ROWS.c.id == study_id))
         if name is not None:  # an earlier try may have committed
             _refuse_busy(connection, study_id, name, "deleted")
@@ -223,7 +223,7 @@ class FindingStore(StorePart):
 
     @inside(Database.looking)
     def last(self, connection: Connection, study: str) -> Mapping[str, Any]:
-        """A study's last answer, even if outdated; empty without an answer."""
+        """A study's last answer, even if outdated, or an empty mapping."""
         study_id = self._database.study_id(connection, study)
         return connection.scalar(select(FINDING_ROWS.c.answer).where(FINDING_ROWS.c.study_id == study_id)) or {}
 

@@ -174,7 +174,7 @@ class TrialStore(StorePart):
         self._probes = probes
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a trial under a lease; return None if another driver was faster or the owner lacks ``lease.claim``.
+        """Start a trial under a lease. Returns None if another driver was faster or the owner lacks ``lease.claim``.
 
         Raises `UsageError` for a new trial of an archived study. A new trial starts only if no trial is newer than
         ``plan.after``. A queued trial keeps its configuration except for the micro-batches.
@@ -311,7 +311,7 @@ class TrialStore(StorePart):
 
     @inside(Database.reading)
     def changes(self, connection: Connection, study: str, since: int) -> Changes:
-        """Return the trials that changed after revision ``since`` of the study; 0 gives all trials."""
+        """Return the trials that changed after the study's revision ``since``. 0 gives all trials."""
         now = counters(connection, study)
         # A revision above the study's revision comes from a deleted study of the same name.
         is_rewritten = since < now.rewritten_at_revision or since > now.revision

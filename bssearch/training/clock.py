@@ -123,7 +123,7 @@ class Clock:
 
     @property
     def cpu_share(self) -> float | None:
-        """The share of train seconds in which this thread ran on a CPU; None if unknown."""
+        """The share of train seconds in which this thread ran on a CPU, or None if unknown."""
         return self._share_of_train("cpu", "host")
 
     def _share_of_train(self, part: str, whole: str) -> float | None:
@@ -150,7 +150,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """True if other programs took the CPU; always False with several threads or a GPU."""
+        """True if other programs took the CPU. Always False with several threads or a GPU."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._share_of_train("undelayed", "host")

@@ -228,7 +228,7 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Return the precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32."""
+    """Return the precision to compute in. ``auto`` is bf16 on capable CUDA devices, else fp32."""
     available = available_precisions(device)
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"

@@ -192,7 +192,7 @@ class DeviceWatch:
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """Return the GPU bytes outside this process's allocator, including driver and contexts; None if unknown."""
+    """Return the GPU bytes outside this process's allocator, including driver and contexts, or None if unknown."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # the device failed, or PyTorch has no CUDA

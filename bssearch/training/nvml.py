@@ -41,7 +41,7 @@ _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of script
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Return the id and name of other programs that compute on a device; None if unknown.
+    """Return the id and name of other programs that compute on a device, or None if unknown.
 
     The list leaves out this process's ancestors and descendants, and the driver's workers.
     """
@@ -75,7 +75,7 @@ def _named(processes: set[int]) -> list[tuple[int, str]]:
 
 
 def throttle_reasons(device: torch.device) -> list[str] | None:
-    """Return the reasons for a low clock of the device; None if unknown."""
+    """Return the reasons for a low clock of the device, or None if unknown."""
 
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))

@@ -150,7 +150,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 class TimedRun:
     """A run of ``count`` repetitions of ``seconds`` each.
 
-    ``look`` is the longer of the `CorePace.look` seconds before and after the run; 0 without a `CorePace`.
+    ``look`` is the longer of the `CorePace.look` seconds before and after the run, or 0 without a `CorePace`.
     """
 
     seconds: float
@@ -335,7 +335,7 @@ def measure_memory(
 
 
 def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Return a device's memory in bytes without the reserve; None on a CPU without a limit."""
+    """Return a device's memory in bytes without the reserve, or None on a CPU without a limit."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))
@@ -353,7 +353,7 @@ GROWTH = 1.5
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
     """Train until the metric is near the target or training ends, then measure the noise scale.
 
-    Raises `WorkloadError` if the workload has no noise scale, the data are too few or a metric is not finite, and
+    Raises `WorkloadError` if the workload has no noise scale, the data are too few or a metric is not finite. Raises
     `LaunchError` if memory runs out.
     """
     remedies = {

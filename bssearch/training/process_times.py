@@ -22,7 +22,7 @@ def found_in(file: Path, pattern: str) -> str | None:
 
 
 def process_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process; 0 if the process ended or is in another container."""
+    """Return the CPU seconds of a process, or 0 if the process ended or is in another container."""
     with suppress(OSError):
         return time.clock_gettime(~pid << 3 | _SCHEDULED_TIME) if pid else 0.0
     return 0.0

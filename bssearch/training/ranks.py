@@ -82,7 +82,7 @@ class Ranks:
             self.are_together = False
 
     def ask(self, order: str, *arguments: Any) -> list[Any]:
-        """Return the other ranks' answers by rank; empty unless this process is rank 0."""
+        """Return the other ranks' answers by rank. Only rank 0 gets answers."""
         if self._link is None:
             return []
         with self.together(order, *arguments):

@@ -129,7 +129,7 @@ class Updates:
     def apply(self, only: torch.optim.Optimizer | None = None) -> None:
         """Clip the gradients, step all optimizers and call `end`.
 
-        With ``only``, step that optimizer alone, without `end`.
+        With ``only``, step only this optimizer, without `end`.
         """
         stepped = self.optimizers if only is None else [only]
         if self.scaler is not None:
@@ -311,7 +311,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def skipped_steps(self) -> int | None:
-        """The steps that loss scaling skipped; None if the loss is not scaled. The property waits for the device."""
+        """The steps that loss scaling skipped, or None without loss scaling. The property waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
@@ -411,7 +411,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return {"losses": self._losses.state(), "statistics": self._statistics}
 
     def restore_of_rank(self, state: dict[str, Any]) -> None:
-        """Restore `state_of_rank`; call `restore` first."""
+        """Restore `state_of_rank`. Call `restore` first."""
         self._losses.restore(state["losses"])
         if self._statistics:
             torch._foreach_copy_(self._statistics, state["statistics"])
@@ -422,7 +422,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 self._ranks.average(self._statistics)
 
     def losses_of_rank(self, *, takes: bool) -> tuple[float, float]:
-        """Return this rank's sums of losses and weights; ``takes`` resets the sums."""
+        """Return this rank's sums of losses and weights. ``takes`` resets the sums."""
         losses = self._losses
         if takes:
             self._losses = LossSum(losses.device)
@@ -575,7 +575,7 @@ def check_ranks(configuration: Configuration, workload: Workload, computation: C
 
 
 class LossSum:
-    """The sums of micro-batch losses and weights; a loss without a weight has weight 1."""
+    """The sums of micro-batch losses and weights. A loss without a weight has weight 1."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -610,7 +610,7 @@ class LossSum:
         return float(self._total), float(self._weight)
 
     def mean(self, others: Sequence[tuple[float, float]] = ()) -> float | None:
-        """Return the mean loss, with other ranks' sums; None before the first loss. The call waits for the device."""
+        """Return the mean loss, with other ranks' sums. None before the first loss. The call waits for the device."""
         if not self._losses:
             return None
         totals, weights = zip((self._total, self._weight), *others, strict=True)

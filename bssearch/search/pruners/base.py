@@ -48,7 +48,7 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """The cap in train seconds: ``slack`` × the fastest trial's seconds; infinite before the first success."""
+        """The cap in train seconds: ``slack`` × the fastest trial's seconds, or infinity before the first success."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
@@ -70,11 +70,11 @@ class Pruner:
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the paused trial to end first if checkpoints exceed the disk limit; by default the newest trial."""
+        """Return the paused trial to end first if checkpoints exceed the disk limit. The default is the newest trial."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True if this pruner limits trials before the first success; otherwise the planner does."""
+        """True if this pruner limits trials before the first success. Otherwise the planner does."""
         return False
 
 
@@ -149,7 +149,7 @@ class PruningController:
             self._note_waiting(number)
 
     def judge(self, number: int, observation: Observation, *, uncapped: bool) -> TrialStop | None:
-        """Return the stop that `Pruner.judge` or the cap decides; None to continue the trial."""
+        """Return the stop that `Pruner.judge` or the cap decides, or None to continue the trial."""
         if uncapped:
             return None
         now, standings = observation.train_seconds, self.standings

@@ -420,7 +420,7 @@ class Checkpoints:
             self.folder.rmdir()
 
     def clear(self) -> None:
-        """Delete all files; raise `CheckpointError` if the remote store fails."""
+        """Delete all files. Raises `CheckpointError` if the remote store fails."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._store is not None:
             self._store.clear()

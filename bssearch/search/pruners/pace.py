@@ -76,7 +76,7 @@ def _promoted(standings: Standings, *, fresh: bool) -> int | None:
 
 
 def rung_of(curve: Progress, limit: float) -> int:
-    """Return a trial's highest rung; −1 before the first rung."""
+    """Return a trial's highest rung, or −1 before the first rung."""
     if curve.now < FIRST * limit:
         return -1
     rung = int(math.log2(curve.now / (FIRST * limit)))
@@ -137,10 +137,10 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the paused trial with the least predicted time to the target; before a success, the promoted trial.
+        """Return the paused trial with the least predicted time to the target.
 
-        Returns None if all paused trials are hopeless or, with ``fresh``, if all predictions exceed the cap or no
-        promotion is due.
+        Before a success, return the promoted trial. Returns None if all paused trials are hopeless or, with ``fresh``,
+        if all predictions exceed the cap or no promotion is due.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)

@@ -55,7 +55,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """The proposal for the next trial after the default; None if no batch size is feasible."""
+    """The proposal for the next trial after the default, or None if no batch size is feasible."""
     if not history.feasible:
         return None
     start = _start(history)

@@ -48,10 +48,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return the next configuration, at ``batch_size`` if given; None if no configuration is left."""
+        """Return the next configuration, at ``batch_size`` if given, or None if no configuration is left."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes that may be as fast as the best; empty unless the sampler models times."""
+        """Return the batch sizes that may be as fast as the best. Empty unless the sampler models times."""
         return ()
 
     def ending(self, history: History) -> str | None:

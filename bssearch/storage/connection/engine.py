@@ -69,7 +69,7 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Parse a database URL; raise `UsageError` if the URL is malformed or the driver is not installed."""
+    """Parse a database URL. Raises `UsageError` if the URL is malformed or the driver is not installed."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
@@ -556,7 +556,7 @@ def _to_json(value: Any) -> str:
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON; raise `ValueError` if invalid, also for NaN, infinities, overlong integers and bad Unicode."""
+    """Parse stored JSON. Raises `ValueError` if invalid, or for NaN, infinities, overlong integers and bad Unicode."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = _DECODER.decode(text)
@@ -677,7 +677,7 @@ class BlockedError(DatabaseError):
 
 
 def lock_tables(connection: Connection, names: Collection[str], mode: str = ONE_AT_A_TIME) -> None:
-    """Lock a server's tables until the transaction ends; raise `BlockedError` after `LONGEST_WAIT_S`.
+    """Lock a server's tables until the transaction ends. Raises `BlockedError` after `LONGEST_WAIT_S`.
 
     SQLite needs no lock, because write transactions exclude each other.
     """

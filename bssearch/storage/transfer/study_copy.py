@@ -95,7 +95,7 @@ class Copy:
         return found
 
     def add(self, kind: Kind, row: object) -> None:
-        """Add a row; raise `UsageError` if the row is invalid, is a duplicate, or refers to a missing row."""
+        """Add a row. Raises `UsageError` if the row is invalid, is a duplicate, or refers to a missing row."""
         values = checked(kind, row)
         key = tuple(values[name] for name in LAYOUTS[kind].keys)
         if key in self.rows[kind]:
@@ -109,7 +109,7 @@ class Copy:
 
 
 def read_copy(connection: Connection, study_id: int, source: str, *, with_running: bool = False) -> Copy:
-    """Read a study from a database; raise `DatabaseError` for an invalid row.
+    """Read a study from a database. Raises `DatabaseError` for an invalid row.
 
     Unless ``with_running``, leave out running trials, because a copy has no leases.
     """
@@ -130,7 +130,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Check the name and the spec; raise `UsageError`, or `SpecError` for an unreadable spec."""
+    """Check the name and the spec. Raises `UsageError`, or `SpecError` for an unreadable spec."""
     study = copy.study
     check_study_name(copy.name)
     try:
@@ -475,7 +475,7 @@ def _moment(value: datetime) -> str:
 
 
 def read_study(path: Path) -> Copy:
-    """Read a study's file; raise `NotFoundError`, or `UsageError` with the invalid line, if any."""
+    """Read a study's file. Raises `NotFoundError`, or `UsageError` with the invalid line, if any."""
     copy, digest, last = Copy(str(path)), hashlib.sha256(), ""
     for place, line in _lines_of(path):
         try:

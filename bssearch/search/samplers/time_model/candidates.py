@@ -201,7 +201,7 @@ AT_CHANCE = 0.05  # trials are at chance below this share of the way from the wo
 
 @dataclass(slots=True)
 class Run:
-    """A trial's point and learning curve; ``hit`` has the train seconds at the target."""
+    """A trial's point and learning curve. ``hit`` has the train seconds at the target."""
 
     point: int
     progress: Progress
@@ -238,7 +238,7 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predict the seconds to the target at about ``most_points`` points or fewer; None without a reference run."""
+    """Predict the seconds to the target at about ``most_points`` points or fewer, or None without a reference run."""
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [
         run

@@ -53,8 +53,8 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         study.optimize(objective, n_trials=20)
 
-    Use no pruner of Optuna: the study minimises, so pruners would stop the best trials of a metric to maximise. Failed
-    trials, and trials pruned before a report, count as misses.
+    Use no Optuna pruner, because the study minimises, and pruners would stop the best trials of a metric to maximise.
+    Failed trials, and trials pruned before a report, count as misses.
 
     Args:
         default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
