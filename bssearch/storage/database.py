@@ -405,7 +405,6 @@ def writes(
 
 
 def environment_digest(environment: Environment) -> str:
-    """A SHA-256 digest, equal for equal environments."""
     told = json.loads(to_json(environment))
     for name in ("git_dirty", "libraries"):  # fields that later versions added count only if known
         if told[name] in (None, []):

@@ -284,7 +284,6 @@ class FinishedStudy:
 
 
 def add_study(connection: Connection, finished: FinishedStudy, time: datetime, environment_id: int) -> None:
-    """Store a study and its trials as created at ``time``."""
     study = StudyRecord.created(finished.study, time)
     check_study_name(study.name)
     create_study(connection, study, again=False)

@@ -311,7 +311,7 @@ class TrialStore(StorePart):
 
     @inside(Database.reading)
     def changes(self, connection: Connection, study: str, since: int) -> Changes:
-        """Return the trials that changed after the study's revision ``since``. 0 gives all trials."""
+        """Return the trials that changed after the study's revision ``since``. Revision 0 gives all trials."""
         now = counters(connection, study)
         # A revision above the study's revision comes from a deleted study of the same name.
         is_rewritten = since < now.rewritten_at_revision or since > now.revision

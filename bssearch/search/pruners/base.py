@@ -70,7 +70,7 @@ class Pruner:
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the paused trial to end first if checkpoints exceed the disk limit. The default is the newest trial."""
+        """Return the paused trial to end first if checkpoints exceed the disk limit, by default the newest trial."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
