@@ -318,7 +318,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Return the column values of a record. A nested None adds no column."""
+    """Return the column values of a record. A nested record that is None adds no column."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)

@@ -54,7 +54,7 @@ from bssearch.storage.trials import check_idle
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
     """Store a study. Raises `UsageError` if the name is taken.
 
-    ``again`` allows an equal stored study.
+    With ``again``, an equal stored study is no error.
     """
     if insert_if_absent(connection, STUDY_ROWS, to_columns(study)):
         return
@@ -68,7 +68,7 @@ def bind_study(
 ) -> None:
     """Bind a study to a kind of device. Raises `OtherDeviceError` if the study is bound to another kind.
 
-    ``again`` replaces an environment of the same kind.
+    With ``again``, an environment of the same kind replaces the stored environment.
     """
     study = study_record(connection.execute(STUDY.where(STUDY_ROWS.c.id == study_id)).mappings().one())
     same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
@@ -169,7 +169,7 @@ class StudyStore(StorePart):
 
     @writes
     def update_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> None:
-        """Replace a study's spec. The caller checks that the spec still asks the study's question."""
+        """Replace a study's spec. The caller checks that the question is unchanged."""
         connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(spec=dict(spec)))
 
     @writes

@@ -524,7 +524,7 @@ class _StepNorms:
 def _check_size(where: str, batch_size: Any) -> None:
     require(
         isinstance(batch_size, int) and not isinstance(batch_size, bool) and batch_size >= 1,
-        f"{where}(batch_size={batch_size!r}) needs a whole number >= 1",
+        f"{where}(batch_size={batch_size!r}): batch_size must be a whole number >= 1",
     )
 
 

@@ -192,7 +192,7 @@ def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
 class TracedDropout(nn.Dropout):
     """Dropout with the probability in a tensor, so that one graph serves all probabilities.
 
-    ``keep`` is 1 − p, shape ().
+    ``keep`` is 1 − probability, shape ().
     """
 
     keep: torch.Tensor

@@ -67,7 +67,10 @@ class GradientPasses:
         self.generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Return the samples, or tokens with padding, of one small batch. 0 if the training part is too small."""
+        """Return the samples, or tokens with padding, of one small batch.
+
+        Returns 0 if the training part is too small.
+        """
         train, configuration = self._trainer.train, self._trainer.configuration
         if isinstance(train, TokenPart):
             size = max(max(train.lengths), configuration.micro_batch_size // min(small_batches, SMALL_BATCHES))
@@ -349,7 +352,7 @@ class NoiseGrowth:
 
     @property
     def noise_scale(self) -> float | None:
-        """The noise scale of recent passes, in samples. None if unknown or possibly infinite."""
+        """The noise scale of recent passes in samples, or None if unknown or possibly infinite."""
         if not self._moments:
             return None
         trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
@@ -367,7 +370,10 @@ class NoiseGrowth:
 
 
 def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | RankNoise | None:
-    """Return the trial's noise meter. None for a branch, or if settings or workload rule out the measurement."""
+    """Return the trial's noise meter.
+
+    Returns None for a branch, or if settings or workload rule out the measurement.
+    """
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
     if trainer.computation.ranks is not None:

@@ -19,7 +19,10 @@ def measured_every(seconds: float, step_seconds: float, share: float) -> int:
 
 
 def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Return functions that compute Adam's √v̂ + ε, by parameter. None if no optimizer has Adam's options and state."""
+    """Return functions that compute Adam's √v̂ + ε, by parameter.
+
+    Returns None if no optimizer has Adam's options and state.
+    """
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(epsilon)
@@ -68,7 +71,10 @@ def pass_of(
     samples: int,
     divisors: Divisors | None,
 ) -> Pass | None:
-    """Return a pass over batches of unequal weight. None if under two batches have weight or a norm is not finite."""
+    """Return a pass over batches of unequal weight.
+
+    Returns None if under two batches have weight or a norm is not finite.
+    """
     # A small batch's gradient is its weight × the gradient of its mean loss. Plain and for Adam, `small` is the sum of
     # the small batches' squared norms, and `big` the squared norm of the sum of their gradients. `weights` are the sums
     # of the squared weights and of the weights, `batch` the samples of all small batches.

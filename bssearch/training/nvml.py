@@ -75,8 +75,6 @@ def _named(processes: set[int]) -> list[tuple[int, str]]:
 
 
 def throttle_reasons(device: torch.device) -> list[str] | None:
-    """Return the reasons for a low clock of the device, or None if unknown."""
-
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
         return [words for name, words in SLOWDOWNS.items() if active & int(getattr(library, name))]

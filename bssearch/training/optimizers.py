@@ -283,7 +283,7 @@ def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None
     """
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):
-        raise ValueError(f"the numbers of states ({len(states)}) and of optimizers ({len(optimizers)}) differ")
+        raise ValueError(f"the number of optimizer states is {len(states)}; expected {len(optimizers)}")
     for optimizer, state in zip(optimizers, states, strict=True):
         built = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         _check_kind(optimizer, state["param_groups"])

@@ -202,7 +202,6 @@ def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Return the signs of other work or a slow core during a timing, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work used the CPU during the timing")
@@ -405,7 +404,7 @@ def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Com
         metric = trainer.evaluate(data.validation, request.target.metric)
         require(
             math.isfinite(metric),
-            f"{request.target.metric} is not finite at step {trainer.steps}",
+            f"{request.target.metric} = {metric:g} is not finite at step {trainer.steps}",
             hint="choose a lower learning rate, or correct evaluate()",
             error=WorkloadError,
         )

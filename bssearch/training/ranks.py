@@ -340,5 +340,5 @@ class Follower:
 
     @property
     def _training(self) -> Trainer:
-        assert self._trainer is not None, "rank 0 builds before the next order"
+        assert self._trainer is not None, "rank 0 builds a trainer before other orders"
         return self._trainer

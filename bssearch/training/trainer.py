@@ -610,7 +610,10 @@ class LossSum:
         return float(self._total), float(self._weight)
 
     def mean(self, others: Sequence[tuple[float, float]] = ()) -> float | None:
-        """Return the mean loss, with other ranks' sums. None before the first loss. The call waits for the device."""
+        """Return the mean loss, with other ranks' sums, or None before the first loss.
+
+        The call waits for the device.
+        """
         if not self._losses:
             return None
         totals, weights = zip((self._total, self._weight), *others, strict=True)

@@ -452,7 +452,12 @@ def test_a_workload_that_makes_its_batches_is_told_how_to_have_a_noise_scale() -
 @pytest.mark.parametrize(
     ("toy", "changes", "error", "said"),
     [
-        (Toy(on_evaluate=metric_by_evaluation([0.5, math.nan])), {}, WorkloadError, "accuracy is not finite at step 5"),
+        (
+            Toy(on_evaluate=metric_by_evaluation([0.5, math.nan])),
+            {},
+            WorkloadError,
+            "accuracy = nan is not finite at step 5",
+        ),
         (
             Toy(),
             {"samples": 31, "configuration": configuration(2)},

@@ -74,7 +74,7 @@ class Pruner:
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True if this pruner limits trials before the first success. Otherwise the planner does."""
+        """True if this pruner limits trials before the first success; otherwise the planner does."""
         return False
 
 

@@ -357,7 +357,7 @@ class Checkpoints:
         return self._place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """True if the folder and the remote store are writable. Otherwise `refusal` gives the reason."""
+        """True if the folder and the remote store are writable. If False, `refusal` gives the reason."""
         try:
             make_guarded_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder) as file:

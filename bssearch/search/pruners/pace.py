@@ -137,10 +137,10 @@ class Pace(Cap):
         return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the paused trial with the least predicted time to the target.
+        """Return the paused trial with the least predicted time to the target; before a success, the promoted trial.
 
-        Before a success, return the promoted trial. Returns None if all paused trials are hopeless or, with ``fresh``,
-        if all predictions exceed the cap or no promotion is due.
+        Returns None if all paused trials are hopeless. With ``fresh``, also returns None if all predictions exceed the
+        cap or no promotion is due.
         """
         if not standings.winners:
             return _promoted(standings, fresh=fresh)

@@ -10,7 +10,7 @@
    the incumbent's neighbours.
 
 Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the answer's interval. If the
-incumbent is inside, step 3 runs only one trial at each size outside the interval (up to three before a success). The
+incumbent is inside the interval, step 3 runs only one trial at each size outside, or up to three before a success. The
 default and the largest size keep three trials.
 """
 

@@ -51,7 +51,7 @@ class Sampler(ABC):
         """Return the next configuration, at ``batch_size`` if given, or None if no configuration is left."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes that may be as fast as the best. Empty unless the sampler models times."""
+        """Return the batch sizes that may be as fast as the best; no size unless the sampler models times."""
         return ()
 
     def ending(self, history: History) -> str | None:

@@ -157,7 +157,7 @@ MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
     # libpq's messages for a refused connection, which has no SQLSTATE. A retry would not help.
-    re.compile(r'database "[^"]*" does not exist'): "make the database with createdb, or " + OTHER_DATABASE_HINT,
+    re.compile(r'database "[^"]*" does not exist'): "create the database with createdb, or " + OTHER_DATABASE_HINT,
     re.compile(r'role "[^"]*" does not exist'): "create the role with createuser, or use another user in the URL",
     re.compile(r"password authentication failed|no password supplied|empty password"): (
         "check the user and the password of the URL; BSSEARCH_DB_URL_FILE may name a file with the URL"
@@ -412,7 +412,7 @@ def _check_file(path: Path, *, write: bool) -> None:
     exists = path.exists()
     if not exists and not write:
         other = in_parent_folder(f"sqlite:///{path}") or OTHER_DATABASE_HINT
-        raise DatabaseError(f"no database at {path}", hint=f"{other}, or create the database with a first run")
+        raise DatabaseError(f"no database at {path}", hint=f"{other}, or create the database with `bssearch run`")
     require(
         not exists or not 0 < path.stat().st_size < _SMALLEST_PAGE,
         f"{path} is not a SQLite database",

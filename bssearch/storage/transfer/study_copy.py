@@ -526,7 +526,7 @@ def _parsed(line: bytes) -> tuple[str, Any]:
     try:
         value = from_json(line)
     except ValueError as error:
-        raise UsageError(f"not a line of JSON: {error}") from None
+        raise UsageError(f"the line is not JSON: {error}") from None
     if not isinstance(value, dict) or len(value) != 1:
         raise UsageError("expected an object with a single kind of row")
     return next(iter(value.items()))

@@ -274,7 +274,7 @@ def _least_rate(distribution: BaseDistribution) -> float:
 def _dimension(name: str, distribution: BaseDistribution) -> Dimension:
     if isinstance(distribution, CategoricalDistribution):
         return Dimension(name, choices=tuple(distribution.choices))
-    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no other distributions"
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna's other distributions are categorical"
     if isinstance(distribution, IntDistribution):
         values = range(distribution.low, distribution.high + 1, distribution.step)
         if len(values) <= MOST_VALUES:
@@ -291,7 +291,7 @@ def _middle(dimension: Dimension) -> ParameterValue:
 def _as_suggested(distribution: BaseDistribution, value: ParameterValue) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         return value
-    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no other distributions"
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna's other distributions are categorical"
     number = float(value or 0.0)
     if distribution.step is not None and not distribution.log:
         number = distribution.low + round((number - distribution.low) / distribution.step) * distribution.step

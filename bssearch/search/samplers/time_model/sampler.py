@@ -34,7 +34,7 @@ class TimeModelSampler(Sampler):
             return None
         point = model.ask(list(self._runs.values()), batch_size=batch_size)
         gained = model.expected_improvement
-        assert self._candidates is not None, "made with the model"
+        assert self._candidates is not None, "a model has candidates"
         size, sampled = self._candidates[point]
         return decoded(
             self._spec,
@@ -52,7 +52,7 @@ class TimeModelSampler(Sampler):
         point = None if model is None else model.incumbent(list(self._runs.values()))
         if point is None:
             return None
-        assert self._candidates is not None, "made with the model"
+        assert self._candidates is not None, "a model has candidates"
         return decoded(self._spec, *self._candidates[point])
 
     def _model(self, history: History) -> KnowledgeGradient | None:
