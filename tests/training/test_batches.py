@@ -464,7 +464,7 @@ def test_it_grows_with_the_noise_scale_as_far_as_its_share_goes() -> None:
         ),
         (
             lambda: Trainer(Toy(), by_noise(20, 40), toy_data().train, on_cpu(data="host", loader_workers=0), 3),
-            "'noise_scale' needs the training part on the device",
+            "'noise_scale' needs the training data on the device",
         ),
         (
             lambda: Run(request(by_noise(2, 4)), data=toy_data(train_samples=6)),

@@ -395,10 +395,10 @@ def test_a_workloads_schedule_replaces_warmup_and_schedule_until_the_horizon_end
     ("build", "said"),
     [
         (lambda *_: 0.5, "build_schedule\\(\\) returned float"),
-        (lambda *_: lambda step: None, "gave None at step 0"),
-        (lambda *_: lambda step: torch.ones(2), "gave tensor.* at step 0"),
-        (lambda *_: lambda step: float("nan"), "gave nan at step 0"),
-        (lambda *_: lambda step: -1.0, "gave -1.0 at step 0; return a finite number >= 0"),
+        (lambda *_: lambda step: None, "returned None at step 0"),
+        (lambda *_: lambda step: torch.ones(2), "returned tensor.* at step 0"),
+        (lambda *_: lambda step: float("nan"), "returned nan at step 0"),
+        (lambda *_: lambda step: -1.0, "returned -1.0 at step 0; return a finite number >= 0"),
     ],
 )
 def test_a_wrong_schedule_is_named(build: Any, said: str) -> None:
