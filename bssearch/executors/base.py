@@ -43,10 +43,10 @@ class Program:
     ``file.py:make_trainer``.
 
     Attributes:
-        default: configuration that a description of the program uses.
+        default: configuration for describing the program.
         names: parameters that the study sets.
-        report: expressions of `bssearch.executors.programs.reports`.
-        searched: parameters that the study searches; a reporting command needs their placeholders.
+        report: regular expressions for the log; see `bssearch.executors.programs.reports`.
+        searched: parameters that the study searches.
         needs_samples: whether the study's objective counts samples.
         counts_tokens: whether batch sizes count tokens.
     """
@@ -63,7 +63,7 @@ class Program:
     counts_tokens: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return the values of the parameters ``names``, without batch size and learning rate."""
+        """Return the values of the parameters in ``names``, without batch size and learning rate."""
         values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
         values["optimizer"] = configuration.optimizer
         return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}
@@ -74,10 +74,10 @@ class ExecutorSettings:
     """The workload and the devices of an executor; see `ExecutorSpec`.
 
     Attributes:
-        workload: name of a workload or program; files are relative to ``folder``.
+        workload: name of a workload or program. Paths are relative to ``folder``.
         given: workload class or object, for the executor ``inline``.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
-        devices: counts of devices that a trial may train on, ascending.
+        devices: possible numbers of devices per trial, ascending.
         own_parameters: defaults of parameters that the workload defines, as ``GROUP.NAME``.
         optimizers: the study's optimizers, whose libraries must be installed.
     """
@@ -112,7 +112,7 @@ Event = TrialObserved | TrialEnded
 class Executor(Protocol):
     """Runs trials in slots. Each trial's last event is a `TrialEnded`.
 
-    Measurements need idle slots. Constructors of registered executors take only `ExecutorSettings`.
+    Measure only while no trial runs. Constructors of registered executors take only `ExecutorSettings`.
     """
 
     slots: int
@@ -128,7 +128,7 @@ class Executor(Protocol):
         """Time a configuration's steps. Raises `LaunchError` if the worker dies, unless memory ran out."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a new process whether a micro-batch fits in memory."""
+        """Test whether a micro-batch fits in memory, in a new process if possible."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target."""
@@ -145,7 +145,7 @@ class Executor(Protocol):
     def stop(self, stop: TrialStop) -> None:
         """Ask a running trial to end. Do nothing if the trial is unknown.
 
-        `TrialState.PAUSED` prunes a trial that has no writable ``checkpoint``.
+        A trial without a writable ``checkpoint`` is pruned instead of paused.
         """
 
     def events(self, timeout: float) -> list[Event]:
@@ -166,7 +166,7 @@ class TimesSideBySide(Executor, Protocol):
         """Time the steps of at most `slots` requests, one request per slot."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time a configuration's steps in all slots. The keys are UUIDs or names of devices."""
+        """Time a configuration's steps in all slots. Returns the times by UUID or name of the device."""
 
 
 def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
@@ -203,7 +203,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """The command to do ``work`` with ``program``. ``given`` holds the values of parameters that the script defines."""
+    """The command to do ``work`` with ``program``. ``given`` holds the parameters in the call of `current_trial`."""
 
     work: Work
     program: Program

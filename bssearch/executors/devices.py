@@ -11,7 +11,7 @@ CONTEXT_BYTES = 768 * 2**20
 
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Make a slot's device current; return the device and the number of usable devices.
+    """Make a slot's device current, and return the device and the number of usable devices.
 
     ``auto`` falls back to the CPU. Raises `LaunchError` if the device is missing, or busy without ``allow_busy``.
     """

@@ -143,7 +143,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """Return one process of another program for each busy GPU, by UUID."""
+    """Map each busy GPU's UUID to a process of another program."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     own = psutil.Process()

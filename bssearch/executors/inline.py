@@ -1,7 +1,7 @@
 """Runs trials in this process, so that `breakpoint()` works.
 
-Trials are not isolated: a crash ends the run, user code sees secrets, and CPU memory has no limit. The log omits the
-output of child processes.
+Trials are not isolated: a crash ends the run, user code sees database passwords, and CPU memory has no limit. The log
+omits the output of child processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _KILLED = "killed: the run ended"
 class InlineExecutor:
     """An `Executor` in this process, for debugging.
 
-    ``hang_seconds`` has no effect. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
+    ``hang_seconds`` has no effect. Ctrl-C, or the end of the debugger, cancels the trial and raises KeyboardInterrupt.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -113,7 +113,7 @@ class InlineExecutor:
     def submit(self, request: TrialRequest) -> None:
         if self._trial is not None:
             raise ValueError(
-                f"no slot is free for trial {request.number}: wait until trial {self._trial.request.number} ends"
+                f"no slot is free for trial {request.number}; wait until trial {self._trial.request.number} ends"
             )
         from bssearch.executors.devices import uuid_of
 
@@ -127,7 +127,7 @@ class InlineExecutor:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Return the new events, if necessary after training to the trial's next evaluation or end."""
+        """Return the new events. If no event is new, train until the trial's next evaluation or end."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)
@@ -150,7 +150,7 @@ class InlineExecutor:
         require(
             not self._broken,
             "the device failed in an earlier trial, so this process can no longer use the device",
-            hint="start a new process, and run again to resume",
+            hint="start a new process, and run the study again to resume",
             error=LaunchError,
         )
         if self._loaded is None:
@@ -162,8 +162,8 @@ class InlineExecutor:
             require(
                 self._settings.memory_limit_bytes is None
                 or (self._settings.device != "cpu" and torch.cuda.is_available()),
-                "executor.memory_limit_gib must be unset with the executor inline on the CPU, because the limit would "
-                "apply to the whole run",
+                f"executor.memory_limit_gib = {(self._settings.memory_limit_bytes or 0) / 2**30:.3g} must be unset "
+                "with the executor inline on the CPU, because the limit would apply to the whole run",
                 hint="set executor.name: local, or remove executor.memory_limit_gib",
                 error=LaunchError,
             )

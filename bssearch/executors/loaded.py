@@ -121,8 +121,8 @@ class LoadedWorkload:
             to_json(description)
         except (TypeError, ValueError) as error:
             raise WorkloadError(
-                "the workload's metrics must map names to MetricInfo with finite bounds or None; found "
-                f"{dict(workload.metrics)}"
+                f"the metrics of workload {self._load.settings.workload!r} are {dict(workload.metrics)}; map names to "
+                "MetricInfo with finite bounds or None"
             ) from error
         return description
 

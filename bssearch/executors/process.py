@@ -90,7 +90,7 @@ def describe_exit(return_code: int, who: str = "the worker") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker's ``return_code`` (negative if a signal ended the worker) and the cause.
+    """The ``return_code`` and cause of a worker's death. A negative code is a signal.
 
     ``killed_by_kernel`` says whether the OOM killer acted, or is None if unknown. A ``verdict`` of bssearch takes
     precedence.
@@ -255,7 +255,7 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for PyTorch's allocator, unless the process uses a MIG slice or the user set such a variable."""
+    """Return variables for PyTorch's allocator, unless the process uses a MIG slice or the user sets a variable."""
     # expandable segments ask NVML, which refuses MIG slices (pytorch#197312)
     is_slice = "MIG-" in given.get("CUDA_VISIBLE_DEVICES", "")
     return {} if is_slice or any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
@@ -293,7 +293,7 @@ def kill_descendants(parent: int) -> None:
 
 
 def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
-    """Kill a group, then this process's other descendants except ``spared``, within at most ``seconds``."""
+    """Kill a process group, then this process's other descendants except ``spared``, in at most ``seconds``."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + seconds
@@ -308,7 +308,7 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
 
 
 class WorkerHandle(ABC):
-    """A slot's worker, which takes commands and puts its replies into an `Inbox`.
+    """A slot's worker, which takes commands and puts replies into an `Inbox`.
 
     The worker's output begins at byte ``log_start`` of ``log``. ``place`` identifies a remote machine and is otherwise
     empty.
@@ -356,8 +356,8 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 class WorkerProcess(WorkerHandle):
     """A worker that is a child process in a new session.
 
-    Create the worker in a long-lived thread, because Linux kills the worker with the thread. ``pid`` is also the group
-    and session id.
+    Create the worker in a long-lived thread, because Linux kills the worker when the thread ends. ``pid`` is also the
+    group and session id.
     """
 
     def __init__(
@@ -451,7 +451,7 @@ class WorkerProcess(WorkerHandle):
             self.kill()
             with self.log.open("a", encoding="utf-8") as log:
                 said = " ".join(str(error).split())[:_SAID_CHARACTERS]
-                log.write(f"bssearch killed the worker, because its reply is unreadable: {said}\n")
+                log.write(f"bssearch killed the worker, because a reply is unreadable: {said}\n")
         finally:
             self.reply(None)
 
@@ -499,7 +499,7 @@ def end_group() -> NoReturn:
 class Watcher:
     """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is the caller's group. With another group, the shell starts a session.
+    Group 0 is the caller's group. With another group, the shell runs in a new session.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:

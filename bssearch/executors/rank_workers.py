@@ -1,6 +1,6 @@
 """The processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
 
-The ranks are in the worker's process group. Rank 0 sends pickled orders over a socket.
+The ranks are in the worker's process group. Rank 0 is the worker, which sends pickled orders over a socket.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class RankProcess:
 class RankProcesses:
     """A worker's ranks 1, 2, …, which start when a request needs ranks.
 
-    If a rank ends and rank 0's call does not fail within `GRACE_SECONDS`, a thread calls ``on_lost``, which must end
-    this process.
+    A thread calls ``on_lost`` if a rank ends and rank 0's call does not fail within `GRACE_SECONDS`. ``on_lost`` must
+    end this process.
     """
 
     def __init__(self, load: Load, computation: Computation, on_lost: Callable[[Exception], NoReturn]) -> None:
@@ -134,7 +134,7 @@ class RankProcesses:
 
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
-        """Open a context with ``size`` idle ranks. If a rank has ended, all ranks restart."""
+        """Open a context with ``size`` ranks, including rank 0. If a rank has ended, ranks 1, 2, … restart."""
         if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:
@@ -294,7 +294,7 @@ def _is_of_peer(error: BaseException) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A rank of a bssearch worker. Only the worker starts this program.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
-    parser.add_argument("--line", type=int, required=True, help="descriptor of the connection to the worker")
+    parser.add_argument("--line", type=int, required=True, help="file descriptor of the connection to the worker")
     parser.add_argument("--rank", type=int, required=True, help="number of this rank, from 1")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)

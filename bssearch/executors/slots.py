@@ -1,4 +1,4 @@
-"""Slots with workers, and executors made of slots."""
+"""Slots, and executors that run a worker in each slot."""
 
 import os
 import queue
@@ -159,7 +159,7 @@ class Slot:
         self._job_log = 0  # log position in bytes when the worker got its last job
 
     def start(self, worker: WorkerHandle, load: Load) -> None:
-        """EMPTY → LOADING: load the workload."""
+        """Load the workload in a new worker. The slot must be empty."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
         self.timed = []
@@ -167,7 +167,7 @@ class Slot:
         worker.send(load)
 
     def ask(self, command: Literal["describe"] | Measurement) -> None:
-        """READY → ANSWERING: describe or measure."""
+        """Describe or measure the workload. The worker must be ready."""
         self._move(SlotState.ANSWERING, SlotState.READY)
         self.answer = None
         if command != "describe":
@@ -175,7 +175,7 @@ class Slot:
         self._living.send(command)
 
     def run(self, request: TrialRequest) -> RunningTrial:
-        """READY → TRAINING: run a trial."""
+        """Run a trial. The worker must be ready."""
         self._move(SlotState.TRAINING, SlotState.READY)
         self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self.device_uuid)
         self._living.send(request)
@@ -201,7 +201,7 @@ class Slot:
                 self._has_done(SlotState.TRAINING)
                 ended = self._end_trial(reply.outcome)
                 if reply.broken:
-                    self.condemn(TrialState.FAILED, "bssearch killed the worker, because its device failed")
+                    self.condemn(TrialState.FAILED, f"bssearch killed the worker, because {self.device} failed")
                 return ended
         return None
 
@@ -218,9 +218,9 @@ class Slot:
                 )
 
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
-        """→ CONDEMNED: kill the worker and end its trial in ``state``.
+        """Kill the worker and end the trial in ``state``.
 
-        A second call keeps the first reason. ``stack`` logs the worker's stack.
+        A second call keeps the first reason. If ``stack`` is set, log the worker's stack first.
         """
         worker = self.worker  # because another thread may bury the worker
         if worker is None:
@@ -232,7 +232,7 @@ class Slot:
         worker.kill()
 
     def bury(self) -> TrialEnded | None:
-        """→ EMPTY: reap a dead worker; end its trial, or else set ``failure``."""
+        """Release a dead worker, and end the worker's trial or set ``failure``."""
         worker = self._living
         death = worker.bury()
         self.worker = self.answer = None
@@ -299,7 +299,7 @@ _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.han
 class SlotExecutor(ABC):
     """An `Executor` with one worker per slot.
 
-    Call the executor from one thread. Until a worker has loaded, ``auto`` means one slot.
+    Call the executor from one thread. With ``slots`` = ``auto``, the executor has one slot until a worker has loaded.
     """
 
     job_seconds = JOB_SECONDS
@@ -342,7 +342,7 @@ class SlotExecutor(ABC):
         require(
             not self._has_gpus or self._settings.devices[-1] <= (self._devices or 1),
             f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the number of free GPUs",
-            hint="set executor.devices lower; if other programs use GPUs, wait for their end",
+            hint="set executor.devices lower, or wait until other programs free GPUs",
             error=LaunchError,
         )
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)

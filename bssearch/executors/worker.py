@@ -228,7 +228,7 @@ def _workload_class() -> type[LoadedWorkload]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The worker of one bssearch slot. Only bssearch starts this program.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
-    parser.add_argument("--lifeline", type=int, required=True, help="descriptor that closes with the driver")
+    parser.add_argument("--lifeline", type=int, required=True, help="file descriptor that closes when the driver ends")
     parser.add_argument("--slot", type=int, required=True, help="number of the slot, for readers of a process list")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)

@@ -440,7 +440,7 @@ def test_what_a_process_of_its_own_gives_is_refused(tmp_path: Path) -> None:
         make_executor("local", settings_of(tmp_path, devices=(4096,), threads=2))
     with (
         inline(tmp_path, memory_limit_bytes=2**31) as executor,
-        pytest.raises(LaunchError, match="memory_limit_gib must be unset"),
+        pytest.raises(LaunchError, match="memory_limit_gib = 2 must be unset"),
     ):
         executor.describe()
 

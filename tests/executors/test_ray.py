@@ -308,7 +308,7 @@ def test_an_actor_that_is_lost_before_it_has_a_place_is_asked_for_again(monkeypa
     for one in gone:
         one.is_gone = True
     with opened(FakeRay(gone, GPU_NODES), monkeypatch) as executor:
-        with pytest.raises(LaunchError, match="slot 0: its Ray actor does not start: The actor died unexpectedly"):
+        with pytest.raises(LaunchError, match="slot 0: the Ray actor does not start: The actor died unexpectedly"):
             executor.submit(request_trial(1))
         assert all(one.is_killed for one in gone)
 
@@ -420,9 +420,9 @@ def test_what_is_no_reply_and_what_an_actor_raises_fail_the_trial_and_end_the_ac
     for other, reason in (
         (
             lambda self, seconds: replace(hear(self, seconds), replies=(b"{}\n",)),
-            "the reply of host of a is unreadable",
+            "a reply of host of a is unreadable",
         ),
-        (raises, "host of a cannot serve the worker: OSError: [Errno 28] No space left on device"),
+        (raises, "the actor on host of a failed: OSError: [Errno 28] No space left on device"),
     ):
         here = actors("a")
         with opened(FakeRay(here[:], GPU_NODES), monkeypatch) as executor:

@@ -363,7 +363,7 @@ def test_a_server_that_has_died_is_started_anew(script: Script) -> None:
 
 
 def test_a_script_that_is_not_there_or_changes_during_the_run_is_refused(script: Script, tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="no file"):
+    with pytest.raises(WorkloadError, match="cannot read the script"):
         LoadedScript(load_of(tmp_path))
     with pytest.raises(WorkloadError, match="has changed since the run began"):
         LoadedScript(load_of(script.folder, revision="0" * 12))

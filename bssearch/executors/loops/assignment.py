@@ -33,7 +33,7 @@ HOW_TO_EVALUATE = (
 class LoopStages:
     """The stages of a batch size schedule, or a single stage.
 
-    ``keeps_micro_batches`` says whether only accumulation grows.
+    ``keeps_micro_batches`` says whether only the accumulation grows, at one micro-batch size.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -138,8 +138,8 @@ class Assignment:
     The methods of this base class have no effect. For ``searched`` and ``needs_samples``, see `Program`.
 
     Attributes:
-        cycles: whether the data repeat.
-        evaluates_passes: whether to evaluate after each pass.
+        cycles: whether the loop repeats the data.
+        evaluates_passes: whether to evaluate after each pass over the data.
         is_look: whether the work is a measurement or description.
         counts_tokens: whether batch sizes count tokens; None outside a study.
     """

@@ -55,7 +55,7 @@ class Piece:
             self._work.close()
 
     def progressed(self) -> None:
-        """Do nothing."""  # no hang timeout applies
+        pass  # no hang timeout applies
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
         return self.stop
@@ -87,7 +87,7 @@ class CalledWorker(WorkerHandle):
         return self._has_ended
 
     def write_stack(self) -> None:
-        """Do nothing."""  # no hang timeout applies
+        pass  # no hang timeout applies
 
     def kill(self) -> None:
         """Cancel the piece and ignore its later replies."""

@@ -139,7 +139,10 @@ SEE = 'see "Batches that grow" in `bssearch guide own-training`'
 
 
 class Followed:
-    """Checks that a loop follows each stage. ``awaits_batch`` says whether the next micro-batch may have a new size."""
+    """Checks that a loop follows a batch size schedule.
+
+    ``awaits_batch`` says whether the next micro-batch may have a new size.
+    """
 
     def __init__(self, assignment: Assignment, asked: FieldsRead) -> None:
         self.awaits_batch = True
@@ -183,8 +186,8 @@ class Followed:
             value, old = getattr(now, field_name), getattr(before, field_name)
             require(
                 value == old or is_read,
-                f"the batch has grown to {now.batch_size}: trial.{field_name} is {value} instead of {old}, but the "
-                f"loop has not read trial.{field_name} since then",
+                f"the batch has grown to {now.batch_size}, but the loop has not read trial.{field_name} again, which "
+                f"has changed from {old} to {value}",
                 hint=f"read trial.{field_name} again for each step; {SEE}",
             )
         if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
@@ -211,10 +214,10 @@ class Followed:
             not self._stages.has_new_micro_batches(steps) or not any(old in shape for shape in shapes),
             f"the batch has grown to {self._stages.at(steps).batch_size}, but the loader's micro-batches still have "
             f"{found} samples; trial.micro_batch_size is {size}",
-            hint=SEE,
+            hint=f"make the loader with batch_size=trial.micro_batch_size; {SEE}",
         )
         self._assignment.warned(
-            f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}: make the loader with "
+            f"the loader's first batch has {found} samples instead of {size}; make the loader with "
             "batch_size=trial.micro_batch_size"
         )
 
@@ -235,7 +238,7 @@ class Followed:
     def _lacks_rate(self, rate: float) -> str | None:
         has_asked, rates = "learning_rate" in self._asked.lately, self._asked.rates
         if not rates:
-            return None if has_asked else "the loop has not read trial.learning_rate since then"
+            return None if has_asked else "the loop has not read trial.learning_rate again"
         if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
             return None
         return f"no optimizer of trial.state has the new learning rate {rate:.4g} (found: {in_words(rates)})"
@@ -354,7 +357,7 @@ class OptimizerSteps:
     def other_than(self, steps: int) -> int | None:
         """Return the largest step count of an unwatched optimizer.
 
-        Returns None if no optimizer has stepped, a count equals ``steps``, or the loop named its optimizers.
+        Returns None if an optimizer is watched, no optimizer has stepped, or a count equals ``steps``.
         """
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)

@@ -55,7 +55,7 @@ Callback: Any = library().Callback
 
 
 class TrialCallback(Callback):  # type: ignore[misc]
-    """A callback that makes the fit of a `Trainer` a trial.
+    """A callback that runs the fit of a `Trainer` as a trial.
 
     In a search, the callback:
 
@@ -70,9 +70,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
         metric: The validation metric to report, or None for all metrics.
 
     Raises:
-        UsageError: The trial has a state or a growing batch. The fit has manual optimization, no validation,
-            earlier steps, a wrong number of processes, or a wrong device. A callback chooses the batch size or the
-            learning rate.
+        UsageError: The script calls ``trial.state``, or the batch grows. The fit has manual optimization, no
+            validation, earlier steps, a wrong number of processes, or a wrong device. A callback chooses the batch
+            size or the learning rate.
     """
 
     def __init__(self, trial: Trial, metric: str | None = None) -> None:
@@ -120,8 +120,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
             not self._steps or not self._trial.is_searched,
             f"the Trainer begins at step {self._steps}, with the learning rate, schedule and data position of "
             "another run",
-            hint="call fit() once, without ckpt_path, and load weights before fit(); a branch loads its optimizer in "
-            "configure_optimizers() by trial.load_optimizer()",
+            hint="call fit() once, without ckpt_path; load weights before fit(), and an optimizer's state by "
+            "trial.load_optimizer() in configure_optimizers()",
         )
         self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
         self._trial.look_at({type(pl_module).__name__: pl_module})
@@ -173,7 +173,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         require(
             not self._is_awaited,
             f"validation ran no batch after step {self._trial.steps}, although an evaluation was due",
-            hint="use a validation loader with batches",
+            hint="use a validation loader with at least one batch",
         )
         if self._trial.is_searched and self._trial.steps == 0 and self._micro_batches == 0:
             self._trial.check_size(batch)
@@ -181,7 +181,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count an optimizer step, and plan a due validation.
 
-        Raises `UsageError` if the module sets learning rates.
+        Raises `UsageError` if the module changes the trial's learning rates.
         """
         self._micro_batches += 1
         self._trial.add_samples(self._trial.samples_in(batch) if outputs else 0)  # a step may skip a batch
@@ -192,7 +192,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         window, self._micro_batches = self._micro_batches, 0
         if self._trial.is_searched and window < self._trial.accumulation_steps:
             self._trial.warn(
-                f"the last step of a loader without a length took {window} micro-batches instead of "
+                f"the loader has no length, so the last step took {window} micro-batches instead of "
                 f"{self._trial.accumulation_steps}; use a loader with a length"
             )
         rates = rates_of(trainer.optimizers, "lr")
@@ -210,7 +210,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_if_over(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report due validation metrics; outside a search, print all metrics."""
+        """Report a due validation's metrics. Outside a search, print all metrics."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = self._logged(trainer)
@@ -293,8 +293,8 @@ def fit_made(trial: Trial, made: Any) -> None:
     """
     require(
         isinstance(made, tuple) and len(made) in (2, 3),
-        f"make_trainer(trial) returned {type(made).__name__}; expected (trainer, module, data), with a datamodule or "
-        "a tuple of the training and validation loaders as data",
+        f"make_trainer(trial) returned {type(made).__name__}; expected (trainer, module, data)",
+        hint="return a datamodule, or a tuple of the training and validation loaders, as data",
     )
     trainer, module, *data = made
     _refuse_what_decides_for_itself(trainer)  # before a finder's setup, which runs before `TrialCallback.setup`

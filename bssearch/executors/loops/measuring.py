@@ -101,7 +101,7 @@ class Looked(Assignment):
 
 
 class DescribedLoop(Looked):
-    """Describes a loop by an evaluation and a step."""
+    """Describes a loop after an evaluation and a step."""
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
@@ -150,7 +150,7 @@ class DescribedLoop(Looked):
         require(
             step,
             f"the loop took no step{ended_by(because)}",
-            hint="loop over trial.batches(loader); pass callbacks=[TrialCallback(trial)] to a Trainer",
+            hint="loop over trial.batches(loader), or pass callbacks=[TrialCallback(trial)] to a Trainer",
         )
         raise UsageError(
             f"the loop ended after step {step} without an evaluation",

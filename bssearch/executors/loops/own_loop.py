@@ -59,10 +59,10 @@ class Trial:
     """A trial for a user's loop, from `current_trial` or `Study.ask`.
 
     ``rank`` is this process's number, below `world_size`. With a batch size schedule, ``learning_rate``, the batch
-    sizes and ``accumulation_steps`` belong to the next step. ``parameters`` holds the study's other values, and
+    sizes and ``accumulation_steps`` apply to the next step. ``parameters`` holds the study's other parameters, and
     ``given`` holds `current_trial`'s arguments without ``seed``. ``is_look`` says whether bssearch only describes or
-    measures the loop. The loop must read a searched learning rate. A warning names each other searched parameter that
-    the loop does not read.
+    measures the loop. The loop must read a searched learning rate. bssearch warns if the loop does not read another
+    searched parameter.
 
     ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
 
@@ -161,7 +161,7 @@ class Trial:
             not self._rate_is_set or all(any(math.isclose(one, two) for two in scheduled) for one in rates),
             f"{who} set the learning rate {in_words(rates)} after step {self.steps}; the trial and its schedule "
             f"have {in_words(scheduled)}",
-            hint="set trial.learning_rate instead, or use a learning-rate schedule",
+            hint="set the optimizer's rate to trial.learning_rate, or use a learning-rate schedule",
         )
 
     @property
@@ -200,7 +200,7 @@ class Trial:
         )
         require(
             self.world_size == 1 or self._sampler is None,
-            f"{who} shares the samples among the ranks, and trial.sampler() shares them again",
+            f"{who} shares the samples among the ranks, but trial.sampler() already does",
             hint="let the Trainer make its sampler",
         )
         self._stages.refuse(who, "a Trainer makes its loader once")
@@ -300,7 +300,7 @@ class Trial:
         if self._counts_tokens or (samples is None and self._sampler is not None):
             samples = self._now.batch_size  # the sampler leaves an incomplete batch out
         if samples is None:
-            self._untold("trial.step() does not know the samples of the step", "call trial.step(samples=len(x))")
+            self._untold("trial.step() got no number of samples", "call trial.step(samples=len(x))")
         self.add_samples(samples)
         self.stepped()
 
@@ -385,8 +385,8 @@ class Trial:
     def sampler(self, dataset: Any) -> SeededSampler:
         """Return this rank's sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
-        Equal seeds give equal batches. The sampler drops an incomplete last batch. Raises `UsageError` if batches count
-        tokens or exceed ``dataset``.
+        Equal seeds give equal batches. The sampler drops an incomplete last batch. Raises `UsageError` if batch
+        sizes count tokens or exceed the dataset.
         """
         require(
             not self._assignment.counts_tokens,
@@ -413,7 +413,7 @@ class Trial:
         """Return a batch sampler for ``training.batch_unit: tokens``. ``lengths`` holds each sample's number of tokens.
 
         A micro-batch has samples of similar length and, with padding, at most ``micro_batch_size`` tokens. Divide each
-        micro-batch's summed loss by `batch_tokens`. Raises `UsageError` if batches count samples or grow.
+        micro-batch's summed loss by `batch_tokens`. Raises `UsageError` if batch sizes count samples or grow.
 
         ::
 
@@ -435,7 +435,7 @@ class Trial:
     def batch_tokens(self) -> float:
         """Return the step's number of tokens, without padding, divided by the number of ranks.
 
-        DistributedDataParallel averages the ranks' gradients, and so undoes the division.
+        DistributedDataParallel averages the ranks' gradients, which undoes the division.
         """
         tokens = [] if self._token_sampler is None else self._token_sampler.tokens(self._batch_number)
         require(
@@ -588,7 +588,7 @@ class Trial:
             passes.check(self._now.micro_batch_size)
 
     def check_size(self, batch: Any) -> None:
-        """Check a stage's first micro-batch."""
+        """Check the size of a stage's first micro-batch."""
         if self._counts_tokens:
             self._followed.awaits_batch = False
             if self._token_sampler is None and has_rows_of_ids(batch, self._now.micro_batch_size):

@@ -19,7 +19,7 @@ class SeededSampler(Sampler[int]):
     """Yields a new permutation of the samples per epoch, without the last incomplete batch.
 
     The sampler starts after ``after_steps`` steps. A rank draws ``share`` of every ``share`` × ``ranks`` samples, so
-    that batches do not depend on the number of ranks.
+    the number of ranks does not change the batches.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TokenSampler(Sampler[list[int]]):
         self._epoch, self.is_at_start = self._batches.epoch(), True
 
     def tokens(self, number: int) -> list[list[int]]:
-        """Return the number of tokens of each sample in all ranks' micro-batches of step ``number``.
+        """Return each sample's number of tokens in all ranks' micro-batches of step ``number``.
 
         The sampler forgets earlier steps.
         """

@@ -64,7 +64,7 @@ def about_order(loader: object) -> str | None:
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return None
     words = (
-        "the loader of the training data does not shuffle: unless its dataset draws at random, use "
+        "the loader of the training data does not shuffle; unless the dataset draws at random, use "
         "DataLoader(..., shuffle=True) or trial.sampler(data)"
     )
     return words if type(loader.batch_sampler.sampler) is SequentialSampler and len(loader) > 1 else None

@@ -67,7 +67,7 @@ def check_ranks(ranks: int, devices: int) -> None:
     """Raise `UsageError` unless a program has one rank for each of a trial's devices."""
     require(
         ranks == devices,
-        f"the program has {ranks} rank{'s' if ranks > 1 else ''}, but its trial needs {devices} (executor.devices)",
+        f"the program has {ranks} rank{'s' if ranks > 1 else ''}, but the trial needs {devices} (executor.devices)",
         hint=f"set executor.devices: {ranks if ranks > 1 else devices} in the spec, and command: "
         "[torchrun, '--nproc-per-node={devices}', ...]",
     )

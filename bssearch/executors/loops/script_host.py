@@ -2,7 +2,7 @@
 
 With ``--serve``, the process imports the script's packages once and forks a process for each rank. If CUDA or other
 threads make a fork unsafe, the process restarts without the imports and starts new processes (``--once``). When the
-worker ends, the process kills its descendants.
+worker ends, the process kills all its descendants.
 """
 
 import argparse
@@ -47,9 +47,9 @@ NO_LINE = -1  # the line of ranks other than rank 0
 def main() -> None:
     parser = argparse.ArgumentParser(description="Runs a training script. Only bssearch starts this program.")
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
-    parser.add_argument("--anew", help="reason to start new processes")
-    parser.add_argument("--once", type=int, help="descriptor of one trial's connection")
+    parser.add_argument("--serve", type=int, help="file descriptor of the socket to the worker")
+    parser.add_argument("--anew", help="reason not to fork")
+    parser.add_argument("--once", type=int, help="file descriptor of one trial's connection")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs="*")
     given = parser.parse_args()

@@ -51,7 +51,7 @@ NO_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_prepar
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
-    """A callback that makes a Trainer's training a trial.
+    """A callback that runs a Trainer's training as a trial.
 
     The train seconds include data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
     whole batch, unless the user sets ``max_steps`` or ``num_train_epochs``. See `check_counts_items` for the loss with
@@ -433,7 +433,7 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
     require(
         given == value or is_adamw,
         f"{name}={text} contradicts the trial, which sets {value}",
-        hint=f"training_arguments(trial, output_dir=...) sets {name}: leave {name} out",
+        hint=f"leave {name} out of training_arguments(trial, output_dir=...), which sets {name}",
     )
 
 
@@ -470,8 +470,7 @@ LEAST_CHANGE = 1e-3  # least relative change of a loss whose item count doubles,
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss. Returns a function that cancels the check.
 
-    The forward pass raises `UsageError` if the model takes ``num_items_in_batch``, a step's number of items, but the
-    loss ignores the number.
+    The forward pass raises `UsageError` if the loss ignores ``num_items_in_batch``, a step's number of items.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

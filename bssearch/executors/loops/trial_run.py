@@ -124,7 +124,7 @@ def other_devices(assign: Assign) -> list[torch.device]:
 
 
 class HostClock(Clock):
-    """The host's clock; CUDA events would miss the user's other streams."""
+    """A clock of the host, because CUDA events would miss the user's other streams."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class HostClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """The CPU share of the train seconds, or None on a GPU."""
+        """The share of train seconds in which this thread ran on a CPU, or None on a GPU."""
         return super().cpu_share if self._device.type == "cpu" else None
 
     def book_rest(self, name: Ledger) -> None:
@@ -152,7 +152,7 @@ class HostClock(Clock):
 
 @dataclass(slots=True)
 class LoopClock:
-    """Books a loop's time in ledgers.
+    """Books a loop's time as training, evaluation, warm-up or other time.
 
     If the first `WARM_UP_STEPS` after a start or resume exceed the later steps' median, the excess counts as warm-up.
     """
@@ -238,7 +238,7 @@ def _excess(steps: list[float]) -> float:
 class DataPass:
     """The current pass over the data: its initial random state and number of completed micro-batches.
 
-    ``own`` holds the loader's random generators. Between two passes, a trial restores only these generators.
+    ``own`` holds the loader's random generators. Between two passes, a resumed trial restores only these generators.
     """
 
     at_start: dict[str, Any] = field(default_factory=dict)
@@ -248,7 +248,7 @@ class DataPass:
     restored: bool = False
 
     def begin(self, at_start: dict[str, Any]) -> None:
-        """Begin a pass. An empty random state marks a trial between two passes."""
+        """Begin a pass. Between two passes, the random state ``at_start`` is empty."""
         self.at_start, self.micro_batches, self.restored = at_start, 0, False
         self.own_at_start = [generator.get_state() for generator in self.own]
 
@@ -342,7 +342,7 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Measure the gradient noise of a loop that trains at one batch size."""
+        """Measure the gradient noise near the target, unless the batch grows."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
         if trained and not self.configuration.grows:
             self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, self._aside)
@@ -404,7 +404,7 @@ class TrialRun(Assignment):
         self._pass.begin({})
 
     def is_due(self, step: int) -> bool:
-        """True if the loop must still make a due evaluation."""
+        """True if an evaluation is due after ``step`` and not yet made."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_made = last is not None and last.step == step
@@ -513,7 +513,7 @@ class TrialRun(Assignment):
         for name, one in objects.items():
             require(
                 callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)),
-                f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()",
+                f"state({name}=...): a {type(one).__name__} lacks state_dict() or load_state_dict()",
                 hint="pass objects with both methods, such as modules, optimizers and schedulers",
             )
         self._objects = dict(objects)

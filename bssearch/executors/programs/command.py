@@ -137,7 +137,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """After ``code`` 0, end the trial, or raise `UsageError` if no report had the metric."""
+        """End the trial if the exit ``code`` is 0. Raises `UsageError` if no report had the metric."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             require(
@@ -175,12 +175,12 @@ class ReportedTrial:
     def _warnings(self) -> Iterator[str]:
         if len(self._epochs) >= EPOCHS_SEEN and all(step == epoch for step, epoch in self._epochs):
             yield (
-                f"step and epoch are the same in {len(self._epochs)} reports: if an epoch has several optimizer steps, "
-                "report the optimizer steps as step"
+                f"step and epoch are the same in {len(self._epochs)} reports; if an epoch has several optimizer steps, "
+                "report their number as step"
             )
         if self._needs_samples and self._assumed_samples:
             yield (
-                f"a report of the command has no {SAMPLES}, so samples_to_target counts batch_size samples per step; "
+                f"a report has no {SAMPLES}, so samples_to_target counts batch_size samples per step; "
                 f"let the command report {SAMPLES} each time"
             )
         wall = self._ended - self._started
@@ -194,7 +194,7 @@ class ReportedTrial:
         if self._longest_wait > (self._last_came - self._first[1]) / FEWEST_BURSTS:
             yield (
                 f"reports came in bursts up to {self._longest_wait:.3g} s apart, so the times are "
-                "imprecise; let the command flush each line, or report seconds"
+                "imprecise; flush each line, or report seconds"
             )
 
     def _check(self, report: Report, now: float) -> None:
@@ -225,8 +225,8 @@ class ReportedTrial:
         require(
             self._still < STILL_REPORTS or now - self._moved <= self._seconds,
             f"the command reports the same {self._seconds:g} seconds in {self._still + 1} reports, up to step "
-            f"{report.step}: seconds must count from the start of training",
-            hint="sum the seconds of the epochs",
+            f"{report.step}",
+            hint="count the seconds from the start of training, over all epochs",
         )
 
     def _note_norms(self, report: Report) -> None:
@@ -286,8 +286,8 @@ class ReportedTrial:
             return self._samples + (report.step - self._counted) * self._plan.configuration.batch_size
         require(
             self._samples <= samples <= LARGEST_STEP and samples == int(samples),
-            f"the command reports {samples:g} samples at step {report.step}, after {self._samples} samples: samples "
-            f"must be whole numbers up to {LARGEST_STEP:g} and never fall; count from the start of training",
+            f"the command reports {samples:g} samples at step {report.step}, after {self._samples} samples",
+            hint=f"count whole samples from the start of training, up to {LARGEST_STEP:g}",
         )
         return int(samples)
 
@@ -310,7 +310,7 @@ LARGEST_FILE = 2**26  # bytes of a file that counts as code, because larger file
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """Return 12 hex digits of the SHA-256 of a command, its report format and its files in ``folder``."""
+    """Hash a command, the report format and the command's files in ``folder`` to 12 hex digits of SHA-256."""
     parts = ["\0".join(program.command), repr(sorted(program.report.items()))]
     for path in files_of(program.command, folder).values():
         # Files outside the folder are interpreters, which differ by machine.

@@ -79,7 +79,7 @@ class ProgramProcess(Protocol):
 
 @dataclass(slots=True)
 class Conversation:
-    """An exchange of messages about one piece of work.
+    """The messages between a worker and a program about one piece of work.
 
     Attributes:
         reply: the final reply. ``take`` gets all other replies.
@@ -143,7 +143,10 @@ class Conversation:
                 else:
                     self.take(reply)
         except ValueError as error:
-            raise UsageError(f"the program sent an invalid message: {str(error).splitlines()[0]}") from error
+            raise UsageError(
+                f"the program sent an invalid message: {str(error).splitlines()[0]}",
+                hint="let the program use the same version of bssearch as the search",
+            ) from error
         return bool(chunk)
 
     def _send(self, command: Assign | TrialStop) -> None:
@@ -210,7 +213,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 @dataclass(slots=True)
 class SilenceLimit:
-    """The longest allowed silence, in ``seconds``, since the ``last`` reply."""
+    """The longest time in ``seconds`` without a reply. ``last`` is the time of the last reply."""
 
     seconds: float
     last: float
@@ -224,8 +227,8 @@ class SilenceLimit:
     def stop(self) -> None:
         require(
             not self.is_over(),
-            f"the command was silent for {self.seconds:g} s after its call of current_trial()",
-            hint="raise executor.hang_seconds if the command may be silent longer",
+            f"the command sent no message for {self.seconds:g} s after calling current_trial()",
+            hint="raise executor.hang_seconds if a step or evaluation takes longer",
             error=WorkloadError,
         )
 
@@ -242,9 +245,8 @@ def outcome_of(
 ) -> TrialOutcome:
     """Return a connected program's outcome: the last reply, else ``asked``, else ``failed``.
 
-    If the program exits with an error, an `EXHAUSTED` trial within the limit of train seconds takes the state of
-    ``failed``, unless ``asked`` is set. If the program reports no end, a pause becomes a prune, because no checkpoint
-    exists.
+    If the program exits with an error before any limit or stop, an `EXHAUSTED` trial takes the state of ``failed``.
+    Without a last reply, the trial is pruned instead of paused, because no checkpoint exists.
     """
     if not isinstance(found.reply, TrialEnded):
         if asked is None:
@@ -284,7 +286,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
 class CommandProcess(AbstractContextManager["CommandProcess"]):
-    """A started program. The end of the ``with`` block ends the program and its descendants."""
+    """Runs a program. The end of the ``with`` block ends the program and the program's descendants."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], metric: str | None = None
@@ -344,7 +346,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def has_reported(self) -> bool:
-        """True if unread reports came before any connection."""
+        """True if the program has reported instead of connecting, and the reports are unread."""
         return self._first_reports is not None
 
     @property
@@ -390,7 +392,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return self._first_reports is not None or bool(select.select(self._sources, [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
-        """Yield reports, waiting up to ``seconds``."""
+        """Wait up to ``seconds`` for output, and yield the reports in the output."""
         first, self._first_reports = self._first_reports, None
         if first is not None:
             yield from first

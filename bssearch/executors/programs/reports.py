@@ -157,8 +157,8 @@ class ReportReader:
                 for other in expression.finditer(line, match.end()) if name in self._deciding else ():
                     require(
                         other[1] == match[1],
-                        f"report.{name} matches {_shown(match[0])} and {_shown(other[0])} in one line: the expression "
-                        "must match only one metric",
+                        f"report.{name} matches {_shown(match[0])} and {_shown(other[0])} in one line; let the "
+                        "expression match only one metric",
                     )
         if STEP not in self._found:
             return None
@@ -229,7 +229,7 @@ def _of_any_number(text: str) -> re.Pattern[str]:
 def _number_in(match: re.Match[str], name: str) -> float:
     text: str = required(
         match[1],
-        f"report.{name}: the group is empty in the match {_shown(match[0])}, but must match a number in each match",
+        f"report.{name}: the group is empty in the match {_shown(match[0])}; let the group match a number",
     )
     value = required(
         _number(text, is_whole=name == STEP),
@@ -246,7 +246,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
     if rest is not None and match.end() == match.end(1):
         whole = match.string[match.start(1) :][: rest.end() - match.start(1) + LONGEST_NAME]
         raise UsageError(
-            f"report.{name} found {_shown(text)}, perhaps the beginning of a number in {_shown(whole)}: let the group "
+            f"report.{name} found {_shown(text)}, perhaps the beginning of a number in {_shown(whole)}; let the group "
             "match the whole number, or the expression match the text after the number"
         )
     return value

@@ -48,7 +48,7 @@ class ScriptProcess:
     code: int | None = None
 
     def exit_code(self) -> int | None:
-        """Return the exit code, if any. Raises `LaunchError` if the server died."""
+        """Return the exit code, or None while the script runs. Raises `LaunchError` if the `ScriptServer` has died."""
         if self.code is None:
             self.code = self.server.exit_told()
         return self.code
@@ -61,7 +61,7 @@ class ScriptProcess:
 
 
 class ScriptServer:
-    """Starts a script's processes for one piece of work at a time, and ends their descendants.
+    """Starts a script's processes for one piece of work at a time, and ends the processes' descendants.
 
     ``notice`` says why trials repeat the script's imports, or is None.
     """
@@ -131,7 +131,7 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
-    """A script on a device. The script may run up to `LEAVE_SECONDS` after its trial."""
+    """A user's script on a device."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)
@@ -182,7 +182,7 @@ class LoadedScript(LoadedProgram):
             return revision_of(self._script, self._program)
         except OSError as error:
             raise WorkloadError(
-                f"no file {self._script}: {error.strerror}", hint="correct `workload:` in the spec"
+                f"cannot read the script {self._script}: {error.strerror}", hint="correct `workload:` in the spec"
             ) from error
 
     def _refuse_changed(self) -> None:
@@ -193,9 +193,9 @@ class LoadedScript(LoadedProgram):
         if (answer := answer_in(found)) is not None:
             return answer
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
-        raise failure_of(state, f"{reason} before its description or measurement; see the log of the slot")
+        raise failure_of(state, f"{reason} before the end of the description or measurement; see the log of the slot")
 
 
 def revision_of(script: Path, program: Program) -> str:
-    """Return 12 hex digits of the SHA-256 of a script and its arguments."""
+    """Hash a script and the script's arguments to 12 hex digits of SHA-256."""
     return hashlib.sha256(script.read_bytes() + "\0".join(program.arguments).encode()).hexdigest()[:12]

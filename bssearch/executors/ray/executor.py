@@ -53,7 +53,7 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An actor's node and machine, bssearch's version there, and whether the study's folder exists there."""
+    """An actor's node, machine and bssearch version. ``has_folder`` says whether the study's folder exists."""
 
     node: str
     machine: str
@@ -63,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A worker's new output, new replies and death."""
+    """A worker's new output and replies, and the worker's death if known."""
 
     log: bytes
     replies: tuple[bytes, ...]
@@ -71,7 +71,7 @@ class Heard:
 
 
 class SlotActor:
-    """Owns a slot's successive workers. Thread-safe."""
+    """A Ray actor that owns a slot's successive workers. Thread-safe."""
 
     def __init__(self) -> None:
         # On Linux the kernel kills a worker with its starting thread. This thread lives as long as the actor.
@@ -86,7 +86,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """Enter the driver's ``current`` folder if the folder exists, and return the actor's place."""
+        """Enter the driver's ``current`` folder if the folder exists, and return the actor's `Place`."""
         import ray
 
         with suppress(OSError):
@@ -218,7 +218,10 @@ class Cluster:
             with environment_with(OWN_RAY):
                 self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **QUIET)
         except Exception as error:
-            raise LaunchError(f"Ray does not start on this machine: {said_by(error)}") from error
+            raise LaunchError(
+                f"Ray does not start on this machine: {said_by(error)}",
+                hint="set executor.name: local to run without Ray",
+            ) from error
 
     def _connect(self, address: str) -> None:
         failures: list[Exception] = []
@@ -369,13 +372,13 @@ class ActorWorker(WorkerHandle):
         except self._ray.exceptions.GetTimeoutError:  # a GetTimeoutError is an OSError, too
             self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
         except self._ray.exceptions.RayTaskError as error:  # the actor's error may be of any class
-            self._end(TrialState.FAILED, f"{self.machine} cannot serve the worker: {said_by(error)}")
+            self._end(TrialState.FAILED, f"the actor on {self.machine} failed: {said_by(error)}")
         except self._ray.exceptions.RayError as error:
             self._end(TrialState.LOST, f"Ray lost the actor on {self.machine}: {said_by(error)}")
         except OSError as error:
             self._end(TrialState.FAILED, f"writing the log {self.log} failed: {error.strerror}")
         except ValueError as error:
-            self._end(TrialState.FAILED, f"the reply of {self.machine} is unreadable: {error}")
+            self._end(TrialState.FAILED, f"a reply of {self.machine} is unreadable: {error}")
         finally:
             self.reply(None)
 
@@ -416,9 +419,9 @@ class _Seat:
 class RayExecutor(SlotExecutor):
     """An `Executor` on a Ray cluster.
 
-    Each slot is an actor with ``threads`` CPUs and a GPU. On a CPU cluster or with device ``cpu``, actors have no GPU.
-    A trial is lost with its actor. The executor drops a lost slot if no node has room. The workload, data and
-    checkpoints need the same paths on all nodes.
+    Each slot is an actor with ``threads`` CPUs and a GPU. Without GPUs in the cluster, or with device ``cpu``, actors
+    have no GPU. A trial is lost with its actor. The executor drops a lost slot if no node has room. The workload,
+    data and checkpoints need the same paths on all nodes.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -445,7 +448,7 @@ class RayExecutor(SlotExecutor):
         """Start a trial in a free slot.
 
         If no node replaces a lost node, the trial is lost, and the executor drops the slot. Raises `LaunchError`
-        instead if the slot is the last or never had a node.
+        instead if the executor has no other slot, or if the slot never had a node.
         """
         try:
             self._again(partial(super().submit, request))
@@ -542,7 +545,7 @@ class RayExecutor(SlotExecutor):
         except ray.exceptions.RayError as error:
             self._leave(slot)
             raise (LaunchError if isinstance(error, ray.exceptions.RayTaskError) else _ActorLostError)(
-                f"slot {slot.index}: its Ray actor does not start: {said_by(error)}",
+                f"slot {slot.index}: the Ray actor does not start: {said_by(error)}",
                 hint="check the nodes with `ray status`, and install this machine's versions of bssearch and Ray on "
                 "each node",
             ) from error
@@ -587,7 +590,7 @@ class RayExecutor(SlotExecutor):
 
 
 class _ActorLostError(LaunchError):
-    """Ray lost an actor before its placement."""
+    """Ray lost an actor before the actor answered."""
 
 
 class _NoNodeError(LaunchError):
@@ -600,7 +603,7 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
     require(
         settings.device in {"auto", "cpu", "cuda"},
         f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray, "
-        "because Ray chooses the GPU of a slot",
+        "because Ray chooses the GPU",
     )
     there_are = any(node.gpus >= 1 for node in nodes)
     require(
@@ -617,7 +620,7 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
     require(
         url is None or machines <= 1,
         f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://… must be a folder on a Ray cluster of "
-        f"{machines} machines, because only the driver's machine can use a store",
+        f"{machines} machines, because only the driver's machine can use an object store",
         hint="name a folder that all machines share",
     )
 

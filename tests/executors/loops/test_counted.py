@@ -370,7 +370,7 @@ def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() ->
     trial = until(9).trial
     trial._assignment.needs_samples = True
     assert trial.batch_size == 20
-    with pytest.raises(UsageError, match=r"trial\.step\(\) does not know the samples") as caught:
+    with pytest.raises(UsageError, match=r"trial\.step\(\) got no number of samples") as caught:
         trial.step()
     assert "samples=len(x)" in str(caught.value.hint)
     trial = until(9).trial

@@ -314,7 +314,7 @@ def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:
 @pytest.mark.parametrize(("ranks", "devices", "wanted"), [(2, 1, 2), (1, 4, 4), (4, 2, 4)])
 def test_a_program_has_one_rank_for_each_device_of_its_trial(ranks: int, devices: int, wanted: int) -> None:
     check_ranks(ranks, ranks)
-    with pytest.raises(UsageError, match=rf"has {ranks} ranks?, but its trial needs {devices} ") as raised:
+    with pytest.raises(UsageError, match=rf"has {ranks} ranks?, but the trial needs {devices} ") as raised:
         check_ranks(ranks, devices)
     assert f"executor.devices: {wanted} " in str(raised.value.hint)
 
@@ -330,7 +330,7 @@ def test_a_script_asks_for_its_trial_on_other_ranks_in_vain(
     asked = replace(assign(), work=changed(work, configuration=SPLIT.on_devices(devices, 2)))
     monkeypatch.setattr(current, "ranks_of", lambda environment: ranks if size > 1 else None)
     monkeypatch.setattr(current, "session", lambda: SimpleNamespace(assign=asked))
-    with pytest.raises(UsageError, match=rf"has {size} ranks?, but its trial needs {devices} "):
+    with pytest.raises(UsageError, match=rf"has {size} ranks?, but the trial needs {devices} "):
         current.current_trial(batch_size=8, learning_rate=0.1)
 
 

@@ -568,7 +568,7 @@ def test_a_target_that_is_reached_ends_the_fit_at_its_evaluation(
         ({}, lambda trial: setattr(trial, "device", "cuda:1"), "trains on cpu, but the trial runs on cuda:1"),
         ({"configuration": grows()}, lambda trial: None, "Trainer cannot grow the batch"),
         ({"configuration": TWO_RANKS}, lambda trial: None, "world size is 1, but the trial needs 2"),
-        ({"configuration": TWO_RANKS}, lambda trial: trial.sampler(range(40)), "shares them again"),
+        ({"configuration": TWO_RANKS}, lambda trial: trial.sampler(range(40)), "already does"),
     ],
     ids=["a state beside it", "another device", "a batch that grows", "other ranks", "a second share"],
 )
