@@ -1,6 +1,6 @@
 """Local worker processes, which end with their driver, even after SIGKILL.
 
-* ``PR_SET_PDEATHSIG`` (Linux) works even if a thread holds the interpreter's lock.
+* ``PR_SET_PDEATHSIG`` (Linux) kills the worker even if a thread holds the interpreter's lock.
 * A thread kills the process group when the driver's command pipe closes.
 * A shell in the group kills the group, data loaders included, when the driver's lifeline pipe closes.
 """
@@ -61,7 +61,7 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)`` with the user's innermost frame, or else the innermost frame.
+    """Return ``ExceptionType: message (file:line: code)`` of the innermost frame in user code, or else in any code.
 
     A `BSSearchError` gives only its message.
     """
@@ -490,7 +490,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def end_group() -> NoReturn:
-    """Kill this process and, if this process leads a group, the group."""
+    """Kill this process, or the group that this process leads."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)

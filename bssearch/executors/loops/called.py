@@ -1,4 +1,4 @@
-"""Trials in a user's thread, beside the search's thread."""
+"""Trials in the user's thread, while the search runs in another thread."""
 
 import math
 import queue

@@ -111,7 +111,7 @@ class SocketLine:
 
 
 class Session:
-    """This process's one piece of work for a search."""
+    """The work that a search gives to this process."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -124,7 +124,7 @@ class Session:
     ) -> TrialRun | Looked | LeaderWork:
         """Return the assigned work, as a `LeaderWork` if there are ``ranks``.
 
-        Raises `UsageError` at a second call, or if ranks get a branch.
+        Raises `UsageError` at a second call, or if several ranks must branch off a checkpoint.
         """
         require(
             self.work is None,

@@ -186,8 +186,8 @@ class Followed:
             value, old = getattr(now, field_name), getattr(before, field_name)
             require(
                 value == old or is_read,
-                f"the batch has grown to {now.batch_size}, but the loop has not read trial.{field_name} again, which "
-                f"has changed from {old} to {value}",
+                f"the batch has grown to {now.batch_size}, but the loop has not read the new trial.{field_name} = "
+                f"{value} (before: {old})",
                 hint=f"read trial.{field_name} again for each step; {SEE}",
             )
         if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
@@ -238,7 +238,7 @@ class Followed:
     def _lacks_rate(self, rate: float) -> str | None:
         has_asked, rates = "learning_rate" in self._asked.lately, self._asked.rates
         if not rates:
-            return None if has_asked else "the loop has not read trial.learning_rate again"
+            return None if has_asked else "the loop has not read the new trial.learning_rate"
         if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
             return None
         return f"no optimizer of trial.state has the new learning rate {rate:.4g} (found: {in_words(rates)})"

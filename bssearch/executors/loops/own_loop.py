@@ -201,7 +201,7 @@ class Trial:
         require(
             self.world_size == 1 or self._sampler is None,
             f"{who} shares the samples among the ranks, but trial.sampler() already does",
-            hint="let the Trainer make its sampler",
+            hint="remove trial.sampler(), so that the Trainer makes the sampler",
         )
         self._stages.refuse(who, "a Trainer makes its loader once")
 

@@ -81,7 +81,7 @@ def prepare_to_fork(script: Path) -> str | None:
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
-    """Run the script for each descriptor from the worker, and report the exit code."""
+    """Run the script once per connection from the worker, and report each exit code."""
     become_subreaper()
     outlive_parent()  # the socket shows the worker's end
     worker.set_inheritable(False)

@@ -189,7 +189,7 @@ class LoopClock:
             self._step_began = began
 
     def pause(self) -> None:
-        """Synchronise and stop timing."""
+        """Synchronise the device and stop timing."""
         self._name = None
         self._opened.close()
 

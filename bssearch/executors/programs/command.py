@@ -176,7 +176,7 @@ class ReportedTrial:
         if len(self._epochs) >= EPOCHS_SEEN and all(step == epoch for step, epoch in self._epochs):
             yield (
                 f"step and epoch are the same in {len(self._epochs)} reports; if an epoch has several optimizer steps, "
-                "report their number as step"
+                "report the optimizer steps as step"
             )
         if self._needs_samples and self._assumed_samples:
             yield (

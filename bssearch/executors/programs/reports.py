@@ -1,4 +1,4 @@
-r"""Parse a program's progress from JSON lines, or from its log by regular expressions.
+r"""Parse a program's progress from JSON lines, or from the log by regular expressions.
 
 A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. If ``seconds``
 (training seconds) is missing, the wall clock counts. If ``samples`` (trained so far) is missing, steps count as full

@@ -595,7 +595,7 @@ class _ActorLostError(LaunchError):
 
 class _NoNodeError(LaunchError):
     def __init__(self, message: str, slot: int) -> None:
-        super().__init__(message, hint="check the use of the cluster with `ray status`")
+        super().__init__(message, hint="wait for free resources, which `ray status` lists, or add a node")
         self.slot = slot
 
 
