@@ -128,7 +128,7 @@ class Executor(Protocol):
         """Time a configuration's steps. Raises `LaunchError` if the worker dies, unless memory ran out."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test whether a micro-batch fits in memory, in a new process if possible."""
+        """Test whether a micro-batch fits in memory."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target."""
@@ -166,7 +166,7 @@ class TimesSideBySide(Executor, Protocol):
         """Time the steps of at most `slots` requests, one request per slot."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time a configuration's steps in all slots. Returns the times by UUID or name of the device."""
+        """Time a configuration's steps in all slots, by UUID or name of the device."""
 
 
 def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:

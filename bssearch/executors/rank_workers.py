@@ -54,7 +54,7 @@ _TICK_SECONDS = 0.2
 
 
 class _EndedError(LaunchError):
-    """A rank has ended; see `RankProcesses.cause`."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)

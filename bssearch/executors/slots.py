@@ -159,7 +159,7 @@ class Slot:
         self._job_log = 0  # log position in bytes when the worker got its last job
 
     def start(self, worker: WorkerHandle, load: Load) -> None:
-        """Load the workload in a new worker. The slot must be empty."""
+        """Load the workload in a new worker."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
         self.timed = []
@@ -167,7 +167,7 @@ class Slot:
         worker.send(load)
 
     def ask(self, command: Literal["describe"] | Measurement) -> None:
-        """Describe or measure the workload. The worker must be ready."""
+        """Describe or measure the workload."""
         self._move(SlotState.ANSWERING, SlotState.READY)
         self.answer = None
         if command != "describe":
@@ -175,7 +175,6 @@ class Slot:
         self._living.send(command)
 
     def run(self, request: TrialRequest) -> RunningTrial:
-        """Run a trial. The worker must be ready."""
         self._move(SlotState.TRAINING, SlotState.READY)
         self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self.device_uuid)
         self._living.send(request)

@@ -174,11 +174,9 @@ class Assignment:
         """True if an evaluation is due after ``step`` steps."""
         return False
 
-    def pause(self) -> None:
-        """Stop the clock."""
+    def pause(self) -> None: ...
 
-    def resume(self) -> None:
-        """Resume the clock."""
+    def resume(self) -> None: ...
 
     def stepped(self, step: int, samples: int | None) -> None:
         """Record ``step`` completed steps and the new ``samples``, if known."""

@@ -300,7 +300,7 @@ class TimedLoop(Looked):
 
 
 class MeasuredNoise(Looked):
-    """Measures the gradient noise scale of a loop's steps near the target; see `BatchAdvisor`."""
+    """Measures the gradient noise scale; see `NoiseNearTarget`."""
 
     def __init__(self, request: NoiseRequest, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)

@@ -139,7 +139,6 @@ class HostClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """The share of train seconds in which this thread ran on a CPU, or None on a GPU."""
         return super().cpu_share if self._device.type == "cpu" else None
 
     def book_rest(self, name: Ledger) -> None:
@@ -355,7 +354,7 @@ class TrialRun(Assignment):
             self._memory.restart()
 
     def checkpoint(self) -> str | None:
-        """Return the path of the checkpoint to branch from, and note that the script has read the path."""
+        """Note that the script has read the path, and return the path."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 

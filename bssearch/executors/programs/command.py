@@ -310,7 +310,7 @@ LARGEST_FILE = 2**26  # bytes of a file that counts as code, because larger file
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """Hash a command, the report format and the command's files in ``folder`` to 12 hex digits of SHA-256."""
+    """Hash a command, its report format and its files in ``folder`` to 12 hex digits of SHA-256."""
     parts = ["\0".join(program.command), repr(sorted(program.report.items()))]
     for path in files_of(program.command, folder).values():
         # Files outside the folder are interpreters, which differ by machine.

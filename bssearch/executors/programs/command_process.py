@@ -73,8 +73,7 @@ class ProgramProcess(Protocol):
     def exit_code(self) -> int | None:
         """Return the exit code, negative if a signal ended the program, or None while the program runs."""
 
-    def kill(self) -> object:
-        """Kill the process group."""
+    def kill(self) -> object: ...
 
 
 @dataclass(slots=True)
@@ -286,7 +285,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
 class CommandProcess(AbstractContextManager["CommandProcess"]):
-    """Runs a program. The end of the ``with`` block ends the program and the program's descendants."""
+    """Runs a program. The end of the ``with`` block ends the program and all descendants."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], metric: str | None = None
@@ -351,7 +350,6 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def shown_lines(self) -> str:
-        """The last lines of output, as the end of a message."""
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
         return "; the program printed:\n" + "\n".join(lines) if lines else "; the program printed no text"
 

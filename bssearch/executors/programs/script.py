@@ -61,7 +61,7 @@ class ScriptProcess:
 
 
 class ScriptServer:
-    """Starts a script's processes for one piece of work at a time, and ends the processes' descendants.
+    """Starts a script's processes for one piece of work at a time, and ends all descendants.
 
     ``notice`` says why trials repeat the script's imports, or is None.
     """

@@ -590,7 +590,7 @@ class RayExecutor(SlotExecutor):
 
 
 class _ActorLostError(LaunchError):
-    """Ray lost an actor before the actor answered."""
+    pass
 
 
 class _NoNodeError(LaunchError):
