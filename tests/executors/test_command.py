@@ -184,7 +184,7 @@ def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Pat
         (
             """for i in 1 2 3 4 5 6 7; do echo '{"step": '$i', "seconds": 0.001}'; sleep 0.01; done; SLEEP""",
             TrialState.FAILED,
-            "; sum the seconds of the epochs",
+            "; count the seconds from the start of training, over all epochs",
         ),
         (BEGINS + """echo '{"step": 1, "accuracy": NaN}'; SLEEP""", TrialState.DIVERGED, "accuracy is not finite"),
         (BEGINS + "yes > $BSSEARCH_REPORT & exit 0", TrialState.EXHAUSTED, "the command ended at step 0"),

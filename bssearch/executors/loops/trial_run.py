@@ -512,7 +512,7 @@ class TrialRun(Assignment):
         for name, one in objects.items():
             require(
                 callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)),
-                f"state({name}=...): a {type(one).__name__} lacks state_dict() or load_state_dict()",
+                f"state({name}=...): {type(one).__name__} lacks state_dict() or load_state_dict()",
                 hint="pass objects with both methods, such as modules, optimizers and schedulers",
             )
         self._objects = dict(objects)

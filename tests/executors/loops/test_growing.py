@@ -272,10 +272,10 @@ def started() -> Started:
 @pytest.mark.parametrize(
     ("form", "forgets", "message"),
     [
-        ("plain", "accumulation_steps", r"grown to 20: trial\.accumulation_steps is 2 instead of 1"),
-        ("made", "accumulation_steps", r"grown to 20: trial\.accumulation_steps is 2 instead of 1"),
-        ("while", "accumulation_steps", r"grown to 20: trial\.accumulation_steps is 2 instead of 1"),
-        ("while", "micro_batch_size", r"grown to 40: trial\.micro_batch_size is 20 instead of 10"),
+        ("plain", "accumulation_steps", r"grown to 20, .* new trial\.accumulation_steps = 2 \(before: 1\)"),
+        ("made", "accumulation_steps", r"grown to 20, .* new trial\.accumulation_steps = 2 \(before: 1\)"),
+        ("while", "accumulation_steps", r"grown to 20, .* new trial\.accumulation_steps = 2 \(before: 1\)"),
+        ("while", "micro_batch_size", r"grown to 40, .* new trial\.micro_batch_size = 20 \(before: 10\)"),
     ],
 )
 def test_a_loop_that_goes_on_at_the_old_size_is_refused(
@@ -294,7 +294,7 @@ def test_a_loop_that_goes_on_from_a_pause_at_the_first_size_is_refused(tmp_path:
     once = started.trial.accumulation_steps
     training = Growing(started, "plain", "shuffled")
     loader, micro_batches = training.loader(started.trial.micro_batch_size), 0
-    with pytest.raises(UsageError, match=r"grown to 20: trial\.accumulation_steps is 2 instead of 1"):
+    with pytest.raises(UsageError, match=r"grown to 20, .* new trial\.accumulation_steps = 2 \(before: 1\)"):
         for _ in started.trial.batches(loader, training.evaluate):
             assert once == 1
             micro_batches += 1
@@ -318,7 +318,7 @@ def test_a_loop_without_accumulation_may_go_by_the_batch_size_alone() -> None:
     assert trial.batch_size == 10
     trial.step()
     trial.step()
-    with pytest.raises(UsageError, match=r"trial\.micro_batch_size is 20"):
+    with pytest.raises(UsageError, match=r"new trial\.micro_batch_size = 20"):
         trial.step()
     trial = Started(grown(None, (0, 10), (20, 20), eval_every_steps=100)).trial
     for size in (10, 10, 20, 20):
@@ -391,7 +391,7 @@ def test_without_a_known_optimizer_it_is_told_where_the_rate_is_not_asked_for_ag
         for _ in trial.batches(lambda size: [torch.zeros(size)] * 3, lambda: {"accuracy": 3.0 * (trial.steps > 7)}):
             assert trial.accumulation_steps and (not reads or trial.learning_rate)
         started.run.finish()
-        return [one for one in started.line.outcome.warnings if "not read trial.learning_rate since" in one]
+        return [one for one in started.line.outcome.warnings if "not read the new trial.learning_rate" in one]
 
     assert (len(told(reads=True)), len(told(reads=False))) == (0, 1)
 

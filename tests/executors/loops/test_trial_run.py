@@ -221,7 +221,7 @@ def test_a_trial_that_is_to_go_on_needs_its_state_and_its_file(tmp_path: Path) -
 @pytest.mark.parametrize(("sampler", "message"), [(True, "before sampler"), (False, r"state\(\) twice")])
 def test_state_takes_what_has_a_state_once_and_in_time(sampler: bool, message: str) -> None:
     started = Started(asked())
-    with pytest.raises(UsageError, match=r"state\(thing=...\): a int has no"):
+    with pytest.raises(UsageError, match=r"state\(thing=...\): int lacks"):
         started.trial.state(thing=3)
     training = Training(started.trial, started.time, sampler=sampler)
     with pytest.raises(UsageError, match=message):
