@@ -51,7 +51,7 @@ class SocketLine:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Connect to the search at ``path``. Raises `LaunchError` if the connection fails."""
+        """Connect to a search. Raises `LaunchError` if the connection fails."""
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(path)
