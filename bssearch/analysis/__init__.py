@@ -1,1 +1,1 @@
-"""Findings from records: the law, objectives, the verdict and rules of thumb."""
+"""Analysis of a study's trials: the optimum, the law of batch size and rules of thumb."""

@@ -21,12 +21,13 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """The device on which the study ran; a prediction for another device has only the name.
+    """The device on which the study ran.
+
+    A prediction for another device has only the name.
 
     Attributes:
         threads: CPU threads per trial; null unless the device is a CPU.
-        compile_mode: Mode of ``torch.compile``, or ``none`` (eager), ``own`` (set by the program) or ``unknown``
-            (imported).
+        compile_mode: Mode of ``torch.compile``, ``none``, ``own`` if the program compiles, or ``unknown`` if imported.
     """
 
     name: str
@@ -45,9 +46,9 @@ class Device(Model):
 
 
 class Figure(Model):
-    """The median over seeds with its 95 % interval.
+    """The median over seeds with the 95 % interval.
 
-    The interval is null if unknown, such as below three runs, or below six runs with a miss.
+    The interval is null if unknown, for example with fewer than three runs.
     """
 
     median: float
@@ -61,16 +62,17 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds to the target; a prediction has 0 runs."""
+    """Seconds to the target; ``runs`` is 0 for a prediction."""
 
     basis: Basis | Literal["predicted"]
 
 
 class Ratio(Model):
-    """The ratio of two medians with its 95 % interval.
+    """The ratio of two medians with the 95 % interval.
 
-    ``at_least`` is true if at least half of the worse side's runs missed the target. Between the best configurations of
-    two confirmed batch sizes, the interval comes from the posterior if known. Other intervals come from Welch's test.
+    ``at_least`` is true for a lower bound, if at least half of the worse configuration's runs missed the target. The
+    posterior gives the interval between the best configurations of two confirmed batch sizes. Otherwise, Welch's t-test
+    gives the interval.
     """
 
     value: float
@@ -84,7 +86,11 @@ class Ratio(Model):
 
 
 class Restricted(Model):
-    """Kaplan–Meier estimates if a run missed the target; ``mean_s`` is the mean of min(seconds, ``horizon_s``)."""
+    """Kaplan–Meier estimates of the seconds to the target, if a run missed the target.
+
+    Attributes:
+        mean_s: Mean of min(seconds, ``horizon_s``).
+    """
 
     mean_s: float
     horizon_s: float
@@ -93,9 +99,9 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration, with metrics on the test part.
+    """The recommended configuration.
 
-    ``further_metrics`` on training samples have names that begin with "training".
+    Metrics are on the test part, except ``further_metrics`` with names that begin with "training".
     """
 
     batch_size: int
@@ -116,7 +122,6 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """The best values by name, with the micro-batches if the configuration accumulates gradients."""
         split = {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
         return {"batch_size": self.batch_size, **(split if self.accumulation_steps > 1 else {}), **self.parameters}
 
@@ -124,8 +129,8 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory`` is true if a micro-batch ran out of memory and is at most the next batch size or, if larger,
-    twice ``batch_size``.
+    ``bounded_by_memory`` is true if a micro-batch up to the next batch size, or up to twice as large, ran out of
+    memory.
     """
 
     batch_size: int
@@ -142,7 +147,7 @@ class Largest(Model):
 class Speedup(Model):
     """The speedups over other configurations.
 
-    ``over_default`` is ``from_retuning`` (at the default's batch size) × ``from_batch_size``.
+    ``over_default`` is ``from_retuning`` × ``from_batch_size``. Retuning keeps the default's batch size.
     """
 
     default_batch_size: int | None = None
@@ -160,20 +165,20 @@ class BestTrial(Model):
 
 
 class Cost(Model):
-    """The train seconds of all trials, also as a multiple of one training with the optimum (``trainings``)."""
+    """The train seconds of all trials; ``trainings`` are multiples of the optimum's seconds to the target."""
 
     train_seconds: float
     trainings: float | None
 
 
 class Batch(Model):
-    """A batch size, with medians over the runs of its best configuration.
+    """A batch size, with medians over the runs of the best configuration.
 
     Attributes:
         lower_bound_s: Lower bound of the seconds to the target if the median is unknown.
         predicted_s: The law's steps × the step time.
         host_bound_share: Share of train seconds in which the host did not wait for a CUDA device.
-        slope: d log steps / d log batch from the next smaller batch size.
+        slope: d log steps / d log batch size from the next smaller batch size.
     """
 
     batch_size: int
@@ -227,8 +232,8 @@ class Settle(Model):
 class FrontPoint(Model):
     """The time and the cost of a batch size; ``on_front`` is true on the Pareto front.
 
-    The cost is device-hours × price, or samples if no price is set. If a size is confirmed, the front has only
-    confirmed sizes.
+    The cost is device-hours × price, or samples if no price is set. Only confirmed sizes are on the front, if any size
+    is confirmed.
     """
 
     batch_size: int
@@ -241,10 +246,10 @@ class OnDevices(Model):
     """The best batch size on ``world_size`` devices; ``cost`` is in device-seconds.
 
     Attributes:
-        predicted_s: Steps × the probe's step time.
-        seconds: Median seconds to the target on the study's devices; on more devices, steps × the step time of the
-            ``runs``, or ``predicted_s`` without runs.
-        reduce_share: Share of a step that more devices add at equal micro-batches, mostly gradient reduction.
+        predicted_s: Steps to the target × the probed step time.
+        seconds: On the study's devices, the median seconds to the target. On more devices, steps × the runs' step
+            time. Without runs, ``predicted_s``.
+        reduce_share: Share of the step time that more devices add at equal micro-batches, mostly gradient reduction.
         on_front: True on the Pareto front of seconds and cost.
         contenders: Pairs (batch size, micro-batch size) to run next.
     """
@@ -276,7 +281,7 @@ class NextStep(Model):
 
 
 class StageAnswer(Model):
-    """A stage of a schedule at one batch size; ``start_samples`` is null if the trial decides the start."""
+    """A stage of a batch schedule; ``start_samples`` is null if the measured gradient noise decides the start."""
 
     start_samples: int | None
     batch_size: int
@@ -291,7 +296,7 @@ class BatchScheduleAnswer(Model):
 
     Attributes:
         ratio: The schedule's objective value / the optimum's, paired by seed if possible.
-        saves_time: "yes" if the ratio's whole interval is below 1; "no" if the interval is above 1.
+        saves_time: "yes" if the ratio's interval is below 1. "no" if the interval is above 1.
     """
 
     name: BatchScheduleName
@@ -312,7 +317,7 @@ class BatchScheduleAnswer(Model):
 
 
 class Answer(Model):
-    """The optimal batch size with its evidence.
+    """The recommended batch size with the evidence.
 
     Attributes:
         tied: Batch sizes shown to be within 5 % of the best.
@@ -320,7 +325,8 @@ class Answer(Model):
         within_5_percent: Probability that the recommended batch size costs at most 5 % more than the best, if fully
             tuned.
         provisional: True if ``within_5_percent`` is unknown or below 0.9, or if training ignores the seed.
-        configuration_within_5_percent: Probability that the printed values cost at most 5 % more than the best.
+        configuration_within_5_percent: Probability that the recommended values, without further tuning, cost at most
+            5 % more than the best.
 
     ::
 

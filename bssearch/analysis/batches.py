@@ -52,7 +52,7 @@ def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """Return ``probes``, or an empty dict if the model of a best configuration is not the timed model."""
+    """Return ``probes``; empty if a best configuration has another model than the timed model."""
     return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
@@ -144,7 +144,10 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Return the default configuration; in imported studies, the first run's at the default batch size, if any."""
+    """Return the default configuration.
+
+    An imported study takes the configuration of the first run at the default batch size, if any.
+    """
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -152,7 +155,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if the learning rate of ``best`` is at an end of the range or, in imported studies, of the tried rates."""
+    """True if the learning rate of ``best`` is at an end of the range, or of an imported study's tried rates."""
     if not spec.is_imported:
         return spec.space.at_edge(best)
     if not is_rate_known(best):
@@ -168,8 +171,8 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
     """Return the Kaplan–Meier estimate over repeats under the same limit, or None if the estimate is not valid.
 
-    Censoring must not depend on a run's metric (Kaplan & Meier 1958), so only reached, exhausted and capped runs under
-    one limit are valid. The estimate also needs a run that reached the target, a miss, and known seconds of all runs.
+    Censoring must not depend on a run's metric (Kaplan & Meier 1958). Only reached, exhausted and capped runs under one
+    limit are valid. The estimate also needs a run that reached the target, a miss, and known seconds of all runs.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
@@ -244,7 +247,10 @@ def tuned_curves(
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
 ) -> Iterator[BatchCurves]:
-    """Yield the best configuration's curves at batch sizes with a known step time, from ``curves`` by trial number."""
+    """Yield each batch size's learning curves of the best configuration, if the step time is known.
+
+    ``curves`` has the evaluations by trial number.
+    """
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():
         probe = timed.get(size)

@@ -197,7 +197,7 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Return trials of constant batch sizes on the search's devices; confirmation runs must still fit in memory."""
+    """Return trials with a constant batch size on the search's devices, except confirmation runs too large for memory."""
     constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
@@ -395,7 +395,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
     if are_nan_at_any_rate(trials):
         return NAN_DATA
     if all(trial.state is TrialState.DIVERGED for trial in trials):
-        return "lower space.learning_rate and default.learning_rate under a new name, because all trials diverged"
+        return "all trials diverged; in a new study, lower space.learning_rate and default.learning_rate"
     return EASIER
 
 
@@ -413,11 +413,10 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
     highest = at_most(reached, runs)
-    share = f"at most {highest:.0%} of runs reach the target (95 % confidence)"
+    bound = f"; at most {highest:.0%} of runs reach the target (95 % confidence)" if highest <= LARGEST_SHARE else ""
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
-        f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target; "
-        f"{share if highest <= LARGEST_SHARE else 'the runs are too few to bound the share that reaches the target'}",
+        f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target{bound}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
@@ -526,9 +525,10 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Return the trial as if training ended at ``target`` by the curve, without test metrics.
+    """Return the trial as if training had ended at ``target`` on the learning curve, without test metrics.
 
-    A trial that misses ``target`` stays unchanged, but an imported run that reached the study's target is exhausted.
+    A trial that missed ``target`` stays unchanged. An imported run that reached only the study's target becomes
+    exhausted.
 
     Raises:
         UsageError: The trial meets the target before step 1.
@@ -606,9 +606,9 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
         trial_numbers=[],
     )
     message = (
-        f"the trials stopped at {found.target.in_words}; the predicted optimum is batch "
-        f"{span(predicted.optimum_interval)} (90 %); B_crit is {predicted.b_crit.in_words}, but "
-        f"{number(predicted.b_crit_measured)} at the study's target; as a test, run batch {predicted.test_batch_size} "
+        f"the trials stopped at {found.target.in_words}. The predicted optimum is batch "
+        f"{span(predicted.optimum_interval)} (90 %). B_crit is {predicted.b_crit.in_words}, and "
+        f"{number(predicted.b_crit_measured)} at the study's target. As a test, run batch {predicted.test_batch_size} "
         f"to {target.in_words}"
     )
     return found.model_copy(
@@ -685,8 +685,8 @@ def predict_for_device(
 ) -> Answer:
     """Predict the answer from the study's steps and another device's step times.
 
-    Notices report trials without a step time, of other models than the default's, and with growing batches, which the
-    prediction leaves out.
+    The prediction leaves out trials without a step time, trials of other models than the default's, and trials with
+    growing batches. Notices report these trials.
 
     Raises:
         UsageError: No batch size with trials has a step time.

@@ -46,8 +46,8 @@ def heights(
 ) -> tuple[Numbers, Numbers]:
     """Return the log gains of each configuration from a better learning rate: means (c,) and covariances (c, c).
 
-    The gains are 0 if trials or learning rates are too few, or if the configuration has another optimizer than the
-    recommendation. Trials that missed the target give lower bounds.
+    The gains are 0 with too few trials or learning rates, and for other optimizers than the recommended optimizer.
+    Trials that missed the target give lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
@@ -169,13 +169,14 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log objective value.
 
-    ``figures`` are for the configured values, and ``tuned`` for full tuning. ``unshared``, ``log_cost`` and ``runs``
-    are of the next configuration.
+    ``unshared``, ``log_cost`` and ``runs`` describe the configuration to run next at each batch size.
 
     Attributes:
-        of_steps: Errors of step times in the draws, which more runs reduce.
-        of_load: Errors from other work on the machine, which more runs do not reduce.
-        next_figures: Draws for the next configuration to run, without ``of_load``.
+        figures: Draws with the best configuration so far.
+        tuned: Draws with full tuning.
+        next_figures: Draws with the configuration to run next, without ``of_load``.
+        of_steps: Errors of step times; more runs reduce these errors.
+        of_load: Errors from other work on the machine; more runs do not reduce these errors.
         unshared: Deviation of a run without seed effects.
         log_cost: Log seconds per run, up to a constant.
     """
@@ -242,7 +243,7 @@ class Beliefs:
         return self._what_settles().get("settles") == "runs"
 
     def contenders(self) -> list[int]:
-        """Return confirmed batch sizes for the next runs, the most useful first; empty if no size contends.
+        """Return the confirmed batch sizes to run next, the most useful first; empty without a contending rival.
 
         A rival contends if the rival beats the recommended size by 5 % with a probability of at least `CONTENDER`. The
         likeliest rival and the recommended size come first, ordered by the variance that a run removes per second.
@@ -256,7 +257,7 @@ class Beliefs:
         return [self.sizes[one] for one in [*pair, *rivals[1:]]]
 
     def log_ratio(self, size: int, other: int) -> tuple[float, float] | None:
-        """Return the 95 % interval of two batch sizes' log ratio, as configured; None unless both are confirmed."""
+        """Return the 95 % interval of the log ratio of two batch sizes; None unless both sizes are confirmed."""
         if not all(one in self.sizes and self.is_confirmed[self._place(one)] for one in (size, other)):
             return None
         low, high = np.quantile(self.figures[:, self._place(size)] - self.figures[:, self._place(other)], TAILS)
@@ -341,10 +342,11 @@ def beliefs(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Beliefs | None:
-    """Return beliefs over batch sizes; None if unconfirmed, without a noise estimate, or if an objective value is 0.
+    """Draw each batch size's objective value.
 
-    `step_figures` gives ``steps``. Full tuning adds two gains to each configuration: the gain of a better learning rate
-    (`heights` of ``trials``) and a hidden gain (`HIDDEN`).
+    The result is None without confirmation, without a noise estimate, or if an objective value is 0. `step_figures`
+    gives ``steps``. Full tuning adds the gain of a better learning rate (`heights`) and a gain that noise hides
+    (`HIDDEN`).
     """
     # a batch size has no bound if all runs diverged or ran out of memory
     known = {size: one for size, one in verdict.by_batch.items() if one.log_bounds}

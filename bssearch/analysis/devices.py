@@ -22,8 +22,8 @@ class DeviceCell:
     """A batch size on a number of devices.
 
     Attributes:
-        predicted: Seconds to the target: steps × the probe's step time.
-        seconds: Seconds to the target: steps × the step time of the ``runs``; without runs, ``predicted``.
+        predicted: Steps to the target × the probe's step time.
+        seconds: Steps to the target × the runs' step time; without runs, ``predicted``.
         steps_parts: Errors of log steps, for `half_width`.
         step_parts: Errors of the log step time, for `half_width`.
     """
@@ -50,8 +50,8 @@ def by_devices(
 ) -> list[OnDevices]:
     """Return the best batch size on each timed number of devices.
 
-    The list is empty unless two numbers of devices are timed, and the optimum on the fewest. ``probes`` and ``trials``
-    cover all numbers of devices.
+    The list is empty with only one timed number of devices, or if the optimum is not timed on the fewest devices.
+    ``probes`` and ``trials`` cover all numbers of devices.
     """
     runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.has_result]
     timed = grouped((one.world_size, one) for one in probes if one.step_seconds is not None)

@@ -1,4 +1,4 @@
-"""Final metrics after equal train seconds."""
+"""Final metrics of batch sizes after equal train seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
-    """The target's metric over runs; on the ``validation`` part, the metric is optimistic."""
+    """The target's metric over runs, optimistic on the ``validation`` part."""
 
     part: Literal["test", "validation"]
     median: float
@@ -41,7 +41,7 @@ class MetricOverSeeds(Model):
 
 
 class FinalMetrics(Model):
-    """The metrics of a configuration at the full limit of train seconds, as medians over ``runs``.
+    """Median metrics of a configuration after the full limit of train seconds.
 
     The medians leave out ``ended_early`` runs. ``gap`` is the distance from the best batch size's final metric.
     """
@@ -62,7 +62,7 @@ class Generalisation(Model):
 
     Attributes:
         more_regularised: The largest batch size with more regularisation, if run.
-        closed: True if ``more_regularised`` has no notable gap; null if unknown or without a notable gap before.
+        closed: True if ``more_regularised`` closes the gap; null if unknown or if the largest size has no notable gap.
     """
 
     train_seconds: float
@@ -77,7 +77,7 @@ POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metri
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Return each batch size's final metric at the limit of the newest completed `TO_BUDGET` run, if any."""
+    """Return each batch size's final metric after equal train seconds; None if no `TO_BUDGET` run is complete."""
     whole = [trial for trial in trials if is_to_budget(trial) and ran_to_its_end(trial)]
     newest = max(whole, key=lambda one: one.number, default=None)
     if newest is None:

@@ -104,10 +104,9 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Return the best schedule, else a doubling schedule around the ``tuned`` batch size.
+    """Return the best schedule, else a doubling schedule around the ``tuned`` batch size, else the reason for none.
 
-    Doubling trains equal numbers of samples at half, one and two times the batch size. If no schedule can run, the
-    result is the reason.
+    The doubling schedule trains on equal numbers of samples at half, one and two times the batch size.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:
@@ -141,9 +140,9 @@ def growing_batch(
 def judge_growing(
     grown: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge whether a growing batch beats the ``tuned`` constant batch, by the regret growing / constant.
+    """Judge whether a growing batch beats the ``tuned`` constant batch, by the ratio growing / constant.
 
-    The rule held if the whole interval is below 1. The rule broke if the interval is above 1, or if `judge` finds that
+    The rule held if the ratio's interval is below 1. The rule broke if the interval is above 1, or if `judge` finds that
     all runs missed the target.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)

@@ -283,7 +283,7 @@ RESOURCES: Mapping[str, _Resource] = {
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """Return a notice if the optimum takes over 5 % more of another resource than a batch size."""
+    """Return a notice if the optimum takes over 5 % more of a resource than another batch size."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}

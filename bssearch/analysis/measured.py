@@ -17,7 +17,7 @@ FEWEST_TRIALS = 3  # trials that show that a device is slower
 
 
 class StepTimeAnswer(Model):
-    """The step seconds α + β·B without accumulation, and the `throughput_knee`."""
+    """Step seconds α + β·B without accumulation; ``throughput_knee`` reaches 90 % of the highest throughput."""
 
     alpha_s: float
     beta_s: float
@@ -26,7 +26,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """The bounds of the fitting micro-batch size, and the linear fit of peak memory; null if unknown."""
+    """The micro-batch sizes at the memory limit, and the linear fit of peak memory; null if unknown."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None
@@ -57,9 +57,9 @@ class NoiseAnswer(NoiseFigures):
 
 
 class BatchNoise(NoiseFigures):
-    """The gradient noise scale near the target, from moments averaged over the passes of ``trials``.
+    """The gradient noise scale near the target, from gradient moments averaged over ``trials``.
 
-    From three trials on, differences between trials give the interval.
+    With three trials or more, differences between trials give the interval.
     """
 
     trials: int
@@ -83,7 +83,7 @@ def measured(
 ) -> Measured:
     """Collect step time, memory and noise scale.
 
-    ``noise`` has the newest measurement first; ``runs`` are the optimum's runs. The first known source gives the noise
+    ``noise`` has the newest measurement first. ``runs`` are the optimum's runs. The first known source gives the noise
     scale: a probe near the target, pooled trials, one trial, or another probe.
     """
     return Measured(
@@ -160,9 +160,9 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield a notice for each device whose steps take at least `FLAT_RATIO` × the time of other devices' steps.
+    """Yield a notice for each device with steps at least `FLAT_RATIO` times as long as on other devices.
 
-    The notice compares medians over uncontended trials of equal `kind_of`; the device needs `FEWEST_TRIALS` trials.
+    The notice compares medians over uncontended trials of equal `kind_of`. The device needs `FEWEST_TRIALS` trials.
     """
     ended = [(trial.configuration, trial.outcome) for trial in trials if trial.outcome is not None]
     paces = grouped(

@@ -37,8 +37,9 @@ class MissingRun:
 def missing_runs(
     trials: Sequence[TrialRecord], batches: Sequence[Batch], best: int, worse: Sequence[int]
 ) -> list[MissingRun]:
-    """Return at most `MOST` runs, the most useful first; ``worse`` has the batch sizes shown to be slower than
-    ``best``.
+    """Return at most `MOST` runs to make, the most useful first.
+
+    ``worse`` has the batch sizes shown to be slower than ``best``.
     """
     by_number = {one.number: one.configuration for one in trials}
     reached = [row for row in batches if row.best is not None and row.objective_value is not None]

@@ -1,4 +1,4 @@
-"""Notices: the caveats of an answer."""
+"""The caveats of an answer."""
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
@@ -91,14 +91,12 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "queued",
             queued,
-            f"enqueued trials that have not run: {queued}; start these trials with `bssearch run "
-            f"{shlex.quote(spec.name)}`",
+            f"queued trials: {queued}; run these trials with `bssearch run {shlex.quote(spec.name)}`",
         ),
         (
             "unconfirmed",
             not verdict.confirmed,
-            "the answer is from single runs, and the best of many runs is partly luck; repeat the best runs with other "
-            "seeds"
+            "the answer is from single runs, so the best time is partly luck; repeat the best runs with other seeds"
             if spec.is_imported
             else "the answer is from single search trials, so the best time is partly luck; repeat the best "
             f"configurations with `{confirm}`",
@@ -106,8 +104,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_incomplete",
             late,
-            f"confirmation is incomplete next to the optimum (batch {', '.join(map(str, sorted({*late.values()})))}): "
-            f"the fewest runs of a configuration are {made} of {wanted}; add runs with `{confirm}`",
+            f"confirmation of batch {', '.join(map(str, sorted({*late.values()})))} next to the optimum is incomplete, "
+            f"with as few as {made} of {wanted} runs; add runs with `{confirm}`",
         ),
         (
             "confirmation_incomplete",
@@ -117,7 +115,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_missed",
             confirming and not verdict.confirmed and not lacks_runs,
-            "no finalist reached the target in more than half of its runs; "
+            "no finalist reached the target in more than half of the runs; "
             + (
                 "import more runs, or give an easier --target and another --name"
                 if spec.is_imported
@@ -125,7 +123,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             ),
         ),
         *(
-            ("confirmation_stopped", True, f"{plainly_missed(one)}; this configuration gets no more runs")
+            ("confirmation_stopped", True, f"{plainly_missed(one)}; no more runs follow")
             for one in plain_misses(trials, objective)
         ),
     ]
@@ -134,12 +132,13 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
 def _about_the_clock(spec: StudySpec, trials: Sequence[TrialRecord]) -> list[Caveat]:
     bases = {one.outcome.seconds_basis for one in trials if one.outcome is not None and one.outcome.steps}
     clocks = sorted("measured" if one is None else one.value for one in bases)
-    clock = "of the logs" if spec.is_imported else "since step 0"
+    clock = "from the logs" if spec.is_imported else "since step 0"
     return [
         (
             "wall_seconds",
             SecondsBasis.WALL in bases,
-            f"times are wall-clock seconds {clock}, with evaluations; do not compare these times with measured times",
+            f"times are wall-clock seconds {clock}, evaluations included; do not compare these times with measured "
+            "times",
         ),
         (
             "reported_seconds",
@@ -166,15 +165,15 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
         (
             "optimum_at_edge",
             len(sizes) > 1 and best in (min(sizes), max(sizes)) and best > 1,
-            f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} size of the study; the optimum "
-            f"may be beyond this size; run {'smaller' if best == min(sizes) else 'larger'} batch sizes",
+            f"the optimum may be beyond batch {best}, the {'smallest' if best == min(sizes) else 'largest'} size of "
+            f"the study; run {'smaller' if best == min(sizes) else 'larger'} batch sizes",
         ),
         (
             "learning_rate_at_edge",
             is_at_end(spec, trials, verdict.optimal.configuration),
             f"{rate} is at an end of the tried rates; try rates beyond this end"
             if spec.is_imported
-            else f"{rate} is at the edge of the range; run a new study with a wider space.learning_rate",
+            else f"{rate} is at an end of the range; run a new study with a wider space.learning_rate",
         ),
     ]
 
@@ -264,11 +263,11 @@ def _about_the_default(spec: StudySpec, trials: Sequence[TrialRecord]) -> Caveat
     tried = [trial for trial in trials if trial.configuration.trains_like(default) and says_something(trial)]
     bests = [run.outcome.best_metric for run in tried if run.outcome and run.outcome.best_metric is not None]
     nearest = min(bests, key=spec.record_target.shortfall, default=None)
-    came = "" if nearest is None else f", best {spec.target.metric} {nearest:.4g}"
+    came = "" if nearest is None else f"; the best {spec.target.metric} is {nearest:.4g}"
     return (
         "default_missed",
         spec.default_is_known and tried and not any(trial.state is TrialState.REACHED for trial in tried),
-        f"the default configuration missed the target in all trials ({plural(len(tried), 'trial')}{came})",
+        f"the default configuration missed the target in {plural(len(tried), 'trial')}{came}",
     )
 
 
@@ -297,10 +296,9 @@ def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Cav
             + (
                 f"the answer compares all runs by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
-                else "their times are steps × the step time from a quiet device"
+                else "the times of these runs are steps × the uncontended step time"
                 if timed == len(shared)
-                else f"{timed} of the {len(shared)} times are steps × the step time from a quiet device, and the other "
-                "times are measured; repeat the runs on an idle machine"
+                else f"only {timed} of these runs have an uncontended step time; repeat the runs on an idle machine"
             ),
         ),
         (
@@ -376,8 +374,8 @@ def _about_measurements(spec: StudySpec, verdict: Verdict, probes: Collection[Pr
 def retargeted(target: Target) -> Notice:
     return Notice(
         code="retargeted",
-        message=f"the search aimed at {target.metric} {target.value:g}, so the easier target may have a better batch "
-        "size; run a new study with the easier target",
+        message=f"the search aimed at {target.metric} {target.value:g}, so another batch size may reach the easier "
+        "target sooner; run a new study with the easier target",
     )
 
 
@@ -387,8 +385,8 @@ def about_versions(versions: Sequence[str]) -> list[Notice]:
     return [
         Notice(
             code="torch_changed",
-            message=f"trials ran with torch {' and '.join(versions)}; step times may differ between versions; in a new "
-            "study, use one version",
+            message=f"trials ran with torch {' and '.join(versions)}, so step times may differ; use one version in a "
+            "new study",
         )
     ]
 
@@ -422,7 +420,7 @@ def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, targe
     ]
     if size < best:
         return f"{text}. Train for longer, or use batch {min(one for one in near if one > size)} or more"
-    advice = f"stay at or below batch {max(one for one in near if one < size)}"
+    advice = f"use batch {max(one for one in near if one < size)} or less"
     harder = found.more_regularised
     if harder is None or harder.batch_size != size or found.closed is None:
         return f"{text}. Retune dropout, weight decay and label smoothing at batch {size}, or {advice}"
@@ -438,7 +436,7 @@ def _certainty(gap: Interval) -> str:
     if gap.low is None or gap.high is None:
         return "no interval, because a batch size has fewer than three runs"
     interval = f"95 % interval [{gap.low:.3g}, {gap.high:.3g}]"
-    return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0; the gap may be chance"
+    return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0, so the gap may be chance"
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:

@@ -1,4 +1,4 @@
-"""Objectives: the figure that a study minimises, and the seconds to the target."""
+"""The objectives that a study can minimise, and the seconds to the target."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Kind = tuple[object, ...]
 class CommonSeconds:
     """Seconds as steps × a common step time.
 
-    ``pooled`` has step times by `kind_of`, corrected for slowdowns (`pool_paces`); if None, ``step_seconds`` apply.
+    ``pooled`` has step times by `kind_of`, corrected for slowdowns. Without ``pooled``, ``step_seconds`` apply.
     """
 
     step_seconds: StepSeconds
@@ -177,7 +177,7 @@ def bounded_ratio(log_ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """An objective gives a trial a figure, the objective value that a study minimises.
+    """An objective; a trial's figure is the objective value that a study minimises.
 
     `log` maps figures that count as 5 % apart to values log 1.05 apart.
     """
@@ -233,7 +233,7 @@ class Objective(ABC):
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """The lower bound of a censored trial's figure at the last miss; None if unknown."""
+        """The figure at a censored trial's last miss, a lower bound; None if unknown."""
 
     def shown(self, figure: float) -> float:
         """The figure in the users' unit."""
@@ -281,7 +281,7 @@ class Objective(ABC):
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """The common step time in a trial's figure, if any."""
+        """The common step time that gives a trial's figure, if any."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
@@ -428,7 +428,7 @@ class EnergyToTarget(BySeconds):
 
 
 class SamplesToTarget(Objective):
-    """The training samples to the target, on any device."""
+    """The training samples to the target; the device has no influence."""
 
     name = "samples_to_target"
     own_unit = " samples"

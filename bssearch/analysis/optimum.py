@@ -52,9 +52,9 @@ BEATEN_CONFIDENCE = 0.95  # two-sided; `BEATEN_MARGIN` makes up for the repeated
 
 
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """Return confirmed configurations that surely miss the target in more than half of the runs, the oldest first.
+    """Return configurations that surely miss the target in most confirmation runs, the oldest first.
 
-    The upper 95 % bound of the share of runs that reach the target is below `HALF` (Clopper & Pearson 1934).
+    With 95 % confidence, fewer than half of the runs reach the target (Clopper & Pearson 1934).
     """
     return [one for one in _confirmed(trials, objective) if at_most(_reached(one), len(one.runs)) < HALF]
 
@@ -66,8 +66,8 @@ def _reached(one: Candidate) -> int:
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
     """Return the keys of configurations shown to be worse by `BEATEN_MARGIN` than the best repeated configuration.
 
-    A missed run counts with the objective value at the last miss, but not in the noise. Contended runs count only if
-    the objective value is steps × step time.
+    A missed run counts with the objective value at the last miss. Contended runs count only if the objective value is
+    steps × step time.
     """
     # One run may suffice, because all repeats share one noise estimate.
     known = _on_a_quiet_device(trials, objective)
@@ -93,7 +93,7 @@ def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> se
 
 
 def without_early_ends(trials: Sequence[TrialRecord], objective: Objective) -> list[TrialRecord]:
-    """Return the trials; runs of `beaten` configurations with too few runs become search trials."""
+    """Turn runs of `beaten` configurations with fewer than `FEWEST_RUNS` confirmation runs into search trials."""
     # At another target or device, a beaten configuration may be the best, but its few runs are no confirmation.
     runs = _runs_by_configuration(trials)
     few = {key for key in beaten(trials, compared(trials, objective)) if len(_had(runs[key])) < FEWEST_RUNS}
@@ -121,7 +121,7 @@ def _confirmed(trials: Iterable[TrialRecord], objective: Objective) -> list[Cand
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
-    """True if at least `FEWEST_ALIKE` runs repeat another seed's steps and metric, and no run differs."""
+    """True if other seeds never change the steps or the metric, in at least `FEWEST_ALIKE` repeats."""
     alike = 0
     for runs in groups:
         ended = {run.seed: (run.outcome.steps, run.outcome.final_metric) for run in runs if run.outcome is not None}
@@ -145,9 +145,10 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Return the fewest ended runs of a confirmed configuration, except plain misses and `beaten` configurations.
+    """Return the fewest ended confirmation runs of a configuration.
 
-    The result is ``confirmation_runs`` if no configuration counts.
+    `plain_misses` and `beaten` configurations do not count. Without other configurations, the result is
+    ``confirmation_runs``.
     """
     excluded = _need_no_more(trials, objective)
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in excluded]
@@ -155,7 +156,7 @@ def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective
 
 
 def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Return incomplete configurations (key: batch size) that all began after the other configurations were complete.
+    """Return incomplete configurations that began after all others were complete, as {key: batch size}.
 
     The result is empty if an incomplete configuration began earlier.
     """
@@ -195,11 +196,11 @@ KNOWN = 1e9  # degrees of freedom of an error of known size
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The objective value over seeds: the median, the 95 % interval, and the number of runs that reached the target.
+    """The median objective value over seeds with the 95 % interval.
 
-    The median is None if at least half of the runs missed the target. The interval is None below three runs, and for
-    equal runs without step-time error. With a miss, the interval is also None below six runs or without an upper end.
-    More runs do not reduce ``unresolved`` or the error of ``step_time``.
+    The median is None if at least half of the runs missed the target. The interval is None with fewer than three runs,
+    and for equal runs without step-time error. If a run missed the target, the interval needs six runs and an upper
+    end. More runs do not reduce ``unresolved`` or the error of ``step_time``.
     """
 
     median: float | None
@@ -227,14 +228,14 @@ class Estimate:
 
     @property
     def variation(self) -> float | None:
-        """The log-normal coefficient of variation over seeds; None below two runs that reached the target."""
+        """The log-normal coefficient of variation over seeds; None unless two runs reached the target."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Estimate a configuration's objective value from repeats.
 
-    The interval is Student's t on logarithms. With missed runs, the interval is between order statistics.
+    Student's t on logarithms gives the interval. With missed runs, order statistics give the interval.
     """
     # Logarithms, because seed noise is multiplicative. The interval includes the errors of the shared step time. The
     # lower end includes `PooledStepTime.excess` and, for imported runs, the gap to the last miss.
@@ -321,7 +322,7 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
 def ratio_interval(
     slower: Estimate, faster: Estimate, pooled: tuple[float, float] | None = None
 ) -> tuple[float, float] | None:
-    """Return the 95 % interval of slower / faster by Welch's t on logarithms.
+    """Return the 95 % interval of slower / faster by Welch's t-test on logarithms.
 
     An estimate without an interval takes the deviation and degrees of freedom of ``pooled``. The result is None if a
     run missed the target, or if ``pooled`` is necessary but None or 0.
@@ -344,7 +345,10 @@ def ratio_interval(
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:
-    """Return half the 95 % interval of a sum of errors, each a variance with degrees of freedom (Welch 1947)."""
+    """Return half the width of the 95 % interval of a sum of errors (Welch 1947).
+
+    ``parts`` has each error's variance and degrees of freedom.
+    """
     total = math.fsum(variance for variance, _ in parts)
     if total == 0:
         return 0.0
@@ -375,7 +379,7 @@ Settles = Literal["runs", "tuning", "step_times", "idle_machine"]  # remedies of
 class Candidate:
     """A configuration with the confirmation runs or a single search trial.
 
-    ``selection`` is the mean bias of the log objective value from selecting the least of several values.
+    ``selection`` is the bias of the log objective value from choosing the least value.
     """
 
     configuration: Configuration
@@ -427,7 +431,7 @@ class Candidate:
 
     @property
     def watched_seconds(self) -> float:
-        """The most train seconds to the last miss of a censored run; 0 if unknown."""
+        """The latest last miss of a censored run, in train seconds; 0 if unknown."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
@@ -453,8 +457,7 @@ class Candidate:
 class Verdict:
     """The optimum, and the best candidate of each batch size in ascending order.
 
-    ``least`` has the least median; the ``rule`` selects ``optimal``. ``confirmed`` is True if confirmation runs
-    decided.
+    ``least`` has the least median. ``rule`` selects ``optimal``. ``confirmed`` is True if confirmation runs decided.
     """
 
     optimal: Candidate
@@ -498,7 +501,7 @@ class Verdict:
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """A verdict that recommends the confirmed ``batch_size``, the smallest size as good as ``best``."""
+        """The verdict with ``batch_size`` as the optimum; ``best`` has the least expected objective value."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         least = self.least.configuration.batch_size
@@ -521,7 +524,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CountedSeconds:
-    """The seconds of a trial to the target; ``counts`` is True if the batch size's median includes the seconds."""
+    """A trial's seconds to the target; ``counts`` is True if the batch size's median includes the trial."""
 
     seconds: float | None
     basis: Basis
@@ -542,7 +545,7 @@ def repeats(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[
 def first_runs(
     trials: Iterable[TrialRecord], key: Callable[[Configuration], str] = attrgetter("key")
 ) -> list[tuple[TrialRecord, ...]]:
-    """Return the first run of each seed, grouped by configuration; configurations with an equal ``key`` are equal."""
+    """Return the first run of each seed, grouped by configurations with an equal ``key``."""
     by_seed = grouped(((key(one.configuration), one.seed), one) for one in trials)
     return list(map(tuple, grouped((name, runs[0]) for (name, _), runs in by_seed.items()).values()))
 
@@ -559,8 +562,7 @@ def decide(
     fewer. Then only confirmation runs decide, compared by `Objective.between`. Incomplete neighbours of the optimum do
     not count if `begun_late`. Configurations that mostly missed the target cannot be the optimum.
 
-    The optimum is the smallest batch size shown to be within 5 % of the least median, else the size with the least
-    median.
+    The optimum is the smallest batch size shown to be within 5 % of the least median.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.has_result]
@@ -643,7 +645,7 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 
 def median_steps(candidate: Candidate) -> float | None:
-    """The median steps to the target; None unless most runs reached the target."""
+    """Return the median steps to the target; None unless most runs reached the target."""
     return _median_of_all([one.steps_to_target for one in candidate.outcomes])
 
 
@@ -657,9 +659,9 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
-    """Return the runs per side that separate a ratio of two medians from 1, accurate to 2 %.
+    """Return the runs per configuration that separate a ratio of two medians from 1, accurate to 2 %.
 
-    The runs give a t-test on logarithms at 5 % a power of 80 %, by the noncentral t.
+    With enough runs, a t-test on logarithms at 5 % has a power of 80 %.
     """
     from scipy.special import nctdtr, stdtrit  # scipy.stats takes half a second to import
 
@@ -681,10 +683,10 @@ PERFECT, MAXIMAL = -0.75, -0.25  # midway between −1, −0.5 and 0
 
 @dataclass(frozen=True)
 class Slope:
-    """The slope of log steps over log batch from ``since`` to the next batch size.
+    """The slope d log steps / d log batch size from ``since`` to the next batch size.
 
-    The 95 % interval (Welch) includes the gaps between evaluations and the slope of medians. The ends are None below
-    three runs per side, with a miss, or for equal runs.
+    Welch's 95 % interval allows for gaps between evaluations, and contains the slope of medians. ``low`` and ``high``
+    are None with fewer than three runs per side, with a missed run, or with equal runs.
     """
 
     since: int

@@ -56,9 +56,11 @@ ZOOMS = 5
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs (n,): configuration index, seed, log objective value, log steps from last miss to first hit, and misses.
+    """Seeds and log objective values of runs (n,); a missed run has the value of the last miss.
 
-    A missed run has the log objective value of the last miss.
+    Attributes:
+        of: Index of each run's configuration.
+        gaps: Log steps from the last miss to the first hit.
     """
 
     of: Indices
@@ -85,10 +87,9 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Draws of log objective values (`DRAWS`, configurations), and of the law's level, B_crit and departures
-    (`DRAWS`,).
+    """Draws of log objective values (`DRAWS`, configurations) and of the law's parameters (`DRAWS`,).
 
-    ``unshared`` (configurations,) is a run's mean deviation without shared seed effects.
+    ``unshared`` (configurations,) is the deviation of a run without seed effects.
     """
 
     levels: Numbers
@@ -106,12 +107,14 @@ def infer(
     deviation: float | None = None,
     tuning: tuple[Numbers, Numbers] = (np.zeros(1), np.zeros((1, 1))),
 ) -> Posterior:
-    """Infer the posterior; ``log_sizes``, ``base`` and ``errors`` of ``base`` have the shape (configurations,).
+    """Infer the posterior of each configuration's log objective value.
 
     Equal inputs give equal draws.
 
     Args:
-        base: Log objective values of one step; None without a law.
+        log_sizes: Log batch sizes (configurations,).
+        base: Log objective values of one step (configurations,); None without a law.
+        errors: Standard errors of ``base`` (configurations,).
         deviation: Standard deviation of the noise if no configuration has repeats.
         tuning: Means and covariances of log objective values above the batch size's level.
     """

@@ -17,7 +17,7 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def document(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the part as JSON values."""
         return self.model_dump(mode="json")
 
     def __dir__(self) -> list[str]:  # without pydantic's methods
@@ -26,7 +26,7 @@ class Model(BaseModel):
 
 
 class Interval(Model):
-    """A value with an interval, null if unknown; unless stated otherwise, a 95 % interval."""
+    """A value with an interval, which is null if unknown and 95 % unless stated otherwise."""
 
     value: float
     low: float | None
@@ -70,8 +70,8 @@ BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 class Predicted(Model):
     """The optimum among runnable sizes, by the law's steps × step time.
 
-    ``interval`` contains the optimum in 95 % of draws of the law and step times. Each size of ``surely_flat`` is within
-    5 % of the best in 95 % of draws.
+    ``interval`` contains the optimum with a probability of 95 %. Each size of ``surely_flat`` is within 5 % of the best
+    with a probability of 95 %.
     """
 
     batch_size: int
@@ -105,7 +105,7 @@ class Law(Model):
 class Fit(Law):
     """The law, fitted to tuned batch sizes; ``including_untuned`` is the fit to all sizes, if different.
 
-    ``b_star`` is the batch size of the least predicted time. ``noise_scale_ratio`` is gradient noise scale / critical
+    ``b_star`` is the batch size with the least predicted time. ``noise_scale_ratio`` is gradient noise scale / critical
     batch size.
     """
 
@@ -118,7 +118,7 @@ class Fit(Law):
 
 
 class BeyondLevel(Model):
-    """The law at a metric level of the curves."""
+    """The law of steps to a metric on the learning curves."""
 
     metric: float
     s_min: float
@@ -140,7 +140,7 @@ class Beyond(Model):
     Attributes:
         reachable: Probability that the metric can reach the target.
         b_crit_measured: B_crit at the study's target.
-        growth: Power of the samples by which B_crit grows.
+        growth: Exponent p of B_crit ∝ samples^p.
         test_batch_size: Most informative batch size for a test run.
     """
 
@@ -163,7 +163,7 @@ class Beyond(Model):
 
 
 class BeyondPlan(Beyond):
-    """The answer of ``plan beyond``; ``measured`` is the study's target."""
+    """The answer of ``bssearch plan beyond``; ``measured`` is the study's target."""
 
     study: str
     measured: Target
@@ -195,17 +195,17 @@ class LeftOutScale(Model):
 
 
 class ScaleCheck(Model):
-    """B_crit with the 90 % interval, after ``samples`` of the planned run."""
+    """The predicted B_crit after ``samples`` of the planned run, with the 90 % interval."""
 
     samples: float
     b_crit: Interval
 
 
 class LargerPlan(Model):
-    """The answer of ``plan larger``, with 90 % intervals.
+    """The answer of ``bssearch plan larger``, with 90 % intervals.
 
-    ``power`` is the power of the samples by which B_crit grows. ``schedule`` has the learning-rate schedule as fields
-    of the spec, with epochs of the largest study's data.
+    B_crit is ∝ samples^``power``. ``schedule`` has the spec's fields of the learning-rate schedule. Epochs are of the
+    largest study's data.
     """
 
     parameters: float

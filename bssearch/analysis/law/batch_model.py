@@ -79,7 +79,7 @@ class MemoryFit:
 
 
 def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
-    """Fit peak memory of the fitting micro-batch sizes by least squares; None below three sizes."""
+    """Fit peak memory to micro-batch sizes that fit, by least squares; None below three sizes."""
     peaks = {use.micro_batch_size: use.peak_memory_bytes for use in uses if use.fits and use.peak_memory_bytes}
     if len(peaks) < 3:
         return None
@@ -149,7 +149,7 @@ CROSSING_ROUNDS = 12  # a round narrows a crossing to a sixteenth, so 12 rounds 
 
 
 class LawLikelihood:
-    """The law's likelihood by log B_crit, at the likeliest log E_min."""
+    """The law's likelihood for each log B_crit, at the likeliest log E_min."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation
@@ -293,7 +293,7 @@ class LawFit:
 
     Attributes:
         deviation: Residual standard deviation of log samples.
-        residuals: Geometric mean of samples / the law's samples − 1.
+        residuals: Geometric mean of samples / the law's samples − 1, by batch size.
         verdict: "poor" if a residual exceeds 10 % and, with repeats, 3 standard errors or the F-test's 5 % limit.
     """
 
@@ -317,7 +317,7 @@ class LawFit:
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """Return the 95 % interval of S(B) with departures from the law; None below three batch sizes."""
+        """Return the 95 % interval of S(B), including departures from the law; None below three batch sizes."""
         own, known = self.steps(batch_size), self._posterior
         if known is None:
             return None
@@ -339,7 +339,7 @@ class RunnableStep:
     """A batch size with the seconds per step.
 
     Attributes:
-        micro_batch_size: Sum over the devices.
+        micro_batch_size: Micro-batch size summed over the devices.
         error: Standard error of the log seconds; None if interpolated.
     """
 
@@ -369,8 +369,8 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 def rising(points: Sequence[LawPoint]) -> Iterator[int]:
     """Yield badly tuned batch sizes, which need more steps than the next smaller size without a miss.
 
-    Welch's t on logarithms shows a rise; with fewer than three runs per side, `RISE` does. A missed run has the steps
-    of the last miss.
+    Welch's t-test on logarithms decides; with fewer than three runs per side, the factor `RISE` decides. A missed run
+    counts with the steps of the last miss.
     """
     smaller: LawPoint | None = None
     for point in _that_ran(points):

@@ -254,7 +254,11 @@ class _Approach:
 
 
 def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
-    """Predict for a harder target ``value``; raise `UsageError` for other targets, or if the curves are too few."""
+    """Predict the optimum at a harder target.
+
+    Raises:
+        UsageError: ``value`` is not harder or is out of reach, or the curves are too few.
+    """
     gain, highest = measured.gain(value), _highest(measured)
     require(
         math.isfinite(value) and gain > measured.gain(measured.value),
@@ -280,7 +284,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Predict for ``samples`` at the best batch size.
+    """Predict the optimum after ``samples`` at the best batch size.
 
     Raises:
         UsageError: The samples are out of range, or the curves are too few.

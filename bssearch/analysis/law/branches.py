@@ -60,7 +60,7 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """The mean metric over each branch's window; None if the branch diverged."""
+    """Each branch's mean metric over `WINDOW`; None if the branch diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
@@ -74,12 +74,12 @@ class BranchedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCriticalBatch:
-    """The largest batch size that `holds`.
+    """The largest batch size with a mean metric no worse than ``bound``.
 
     Attributes:
-        verdict: ``found`` if ``low`` holds and ``high`` fails, ``at_least`` if all sizes hold, ``below`` if 2B fails,
-            or ``cannot_tell`` for ``reason``.
-        bound: Worst mean metric of a size that `holds`.
+        verdict: ``found`` between ``low`` and ``high``, ``at_least`` if no size is worse than ``bound``, ``below`` if
+            2B is worse, or ``cannot_tell`` for ``reason``.
+        bound: `bound_of` the branches at B.
         spread: Standard deviation of the branches' metrics at B.
     """
 
@@ -99,7 +99,7 @@ def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
 
 
 def bound_of(base: BranchedSize, goal: Goal) -> float | None:
-    """Return the one-sided 95 % prediction bound of the mean metric of equally many new branches at B, if known.
+    """Return the one-sided 95 % prediction bound for the mean metric of equally many new branches at B, if known.
 
     The bound is mean ± t s √(2/n), with Student's t of n − 1 degrees of freedom.
     """
@@ -127,8 +127,8 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
         )
     if holds(BranchedSize(batch_size=base.batch_size, ends=(start,)), bound, goal):
         return (
-            f"the branches at batch size {base.batch_size} do not improve beyond their spread: "
-            f"{start:.5g} at the checkpoint, {base.mean:.5g} at their end; use longer or more branches"
+            f"the branches at batch size {base.batch_size} do not improve beyond the spread: "
+            f"{start:.5g} at the checkpoint, {base.mean:.5g} at the end; use longer or more branches"
         )
     return None
 

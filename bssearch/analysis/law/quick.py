@@ -39,7 +39,7 @@ class QuickCriticalBatch(Model):
 
 
 class QuickRun(Model):
-    """A run; ``steps`` are null if the run missed the target."""
+    """A run for the quick answer; ``steps`` are null if the run missed the target."""
 
     trial: int
     batch_size: int

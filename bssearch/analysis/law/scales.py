@@ -94,11 +94,11 @@ class ScalingLaw:
 
     @property
     def power(self) -> Interval:
-        """The power of D by which B_crit grows."""
+        """The exponent p of B_crit ∝ D^p."""
         return interval(self.found[:, 1])
 
     def knows(self, parameters: float, samples: float) -> bool:
-        """False if N follows D in the scales, but not in this run."""
+        """False if N follows D in the fitted scales, but not at ``parameters`` and ``samples``."""
         data, model = np.log([samples, parameters]) - self.middle
         return self.columns == 3 or not self._is_apart(data, model)
 
@@ -318,18 +318,18 @@ def _notes(
     first, last = (law.b_crit(share * samples).value for share in (CHECKED_SHARES[0], CHECKED_SHARES[-1]))
     yield (
         "check",
-        f"during the run, `bssearch probe branch` from checkpoints after {number(CHECKED_SHARES[0] * samples)} and "
-        f"{number(CHECKED_SHARES[-1] * samples)} samples should find local critical batch sizes {last / first:.2g} × "
-        "apart; otherwise, change the batch size",
+        f"run `bssearch probe branch` from checkpoints after {number(CHECKED_SHARES[0] * samples)} and "
+        f"{number(CHECKED_SHARES[-1] * samples)} samples; unless the local critical batch size grows by about "
+        f"{last / first:.2g} ×, change the batch size",
     )
     if samples > FARTHEST * largest.samples:
         yield (
             "far",
-            f"the run has {samples / largest.samples:.3g} × the samples of the largest study; the intervals are tested "
-            f"up to {FARTHEST:g} ×",
+            f"the run has {samples / largest.samples:.3g} × the samples of the largest study, but the intervals are "
+            f"tested only up to {FARTHEST:g} ×",
         )
     if not law.knows(parameters, samples):
-        yield "model", "parameters follow samples in the studies, but not in this run; the law uses only samples"
+        yield "model", "parameters follow samples in the studies, but not in the planned run; the law uses only samples"
     if law.branches:
         found = plural(law.branches, "local critical batch size")
         yield "branches", f"the law also uses {found} of `bssearch probe branch`"

@@ -82,7 +82,7 @@ def about_memory(
     memory: MemoryBoundary,
     train_samples: int | None,
 ) -> RuleFinding:
-    """Compare the optimum with the batch size nearest below 80 % of the largest fitting micro-batch."""
+    """Compare the optimum with the batch size nearest below 80 % of the largest micro-batch that fits."""
     if memory.fits is None:
         return _not_run(Rule.MEMORY, None, f"no known micro-batch size fits{command(spec, 'probe memory')}")
     whole = train_samples is not None and memory.fits >= train_samples
@@ -113,8 +113,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    The rule broke if the ratio's interval is beyond `APART`. The rule held if the ratio is within `SAME`, the ratio's
-    interval is within `APART`, and the intervals overlap.
+    The rule broke if the ratio's interval is beyond a factor of `APART`. The rule held if the ratio is within `SAME`,
+    the ratio's interval is within `APART`, and the intervals of noise scale and critical batch size overlap.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -272,7 +272,9 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
     high = (split.step_seconds_high or split.step_seconds) / (whole.step_seconds_low or whole.step_seconds)
     ratio = Regret(value=split.step_seconds / whole.step_seconds, low=low, high=high, at_least=False)
     count, micro = split.batch_size // split.micro_batch_size, split.micro_batch_size
-    seconds = f"{1000 * split.step_seconds:.3g} ms per step, without accumulation {1000 * whole.step_seconds:.3g} ms"
+    seconds = (
+        f"{1000 * split.step_seconds:.3g} ms per step, against {1000 * whole.step_seconds:.3g} ms without accumulation"
+    )
     reason = f"{count} micro-batches of {micro}: {seconds}"
     return _finding(Rule.ACCUMULATION, whole.batch_size, Judgement(_within(ratio, COSTS), reason, ratio))
 
@@ -296,7 +298,7 @@ def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Ans
         if answer.provisional or one.provisional:
             finding, reason = "undecided", f"{reason}, but an answer is provisional"
         found.append(_finding(Rule.FINE_TUNING, size, Judgement(finding, reason, ratio)))
-    known = f"this database has no answer of a study that trains {spec.workload} from scratch with this objective"
+    known = f"the database has no answer of a study that trains {spec.workload} from scratch for {spec.objective}"
     return found or [_not_run(Rule.FINE_TUNING, None, known)]
 
 
@@ -391,7 +393,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """The finding on a rule; ``regret`` is the rule's objective value / the tuned optimum's, or the rule's ratio."""
+    """The finding on a rule; ``regret`` is the rule's objective value / the tuned optimum's, or the ratio that the rule claims."""
 
     rule: Rule
     batch_size: int | None
@@ -501,7 +503,9 @@ def cases(
         _case(spec, base, Rule.GROWING, best, optima[best], trials, answer.batch_schedule),
     ]
     if not sizes:
-        reason = "the optimum and the largest confirmed batch size equal the default's, so the rule makes no change"
+        reason = (
+            "the optimum and the largest confirmed batch size are the default batch size, so the rule changes nothing"
+        )
         return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), *others]
     return [*(_case(spec, base, rule, size, optima[size], trials) for rule in RULES for size in sizes), *others]
 
@@ -518,7 +522,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return a configuration's results (`is_result`) after the search, one per seed, preferably from confirmation."""
+    """Return a configuration's runs after the search that are a result, one per seed, preferably confirmation runs."""
     completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
     by_seed = grouped(
         (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases
@@ -527,7 +531,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """True if a run reached the target, diverged, or had the full limit and a result other than out of memory."""
+    """True if a run reached the target, diverged, or ended under the full limit without running out of memory."""
     ended_itself = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
     is_whole = ended_itself or trial.train_seconds_limit >= spec.budget.trial_train_seconds
     return is_whole and trial.state.has_result and trial.state is not TrialState.OOM

@@ -1,6 +1,6 @@
 """Rules of thumb at a batch size, and the regret of following a rule.
 
-Regret is the ratio of two configurations' objective values; κ = batch size / default batch size.
+Regret is the ratio of two configurations' objective values. κ is batch size / default batch size.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 
 
 def small_batch(space: SearchSpace, accumulated: Configuration, near: Configuration | None) -> Configuration | str:
-    """Return a configuration of one micro-batch per step with β₂^κ, κ = 1 / accumulation steps, or a reason.
+    """Return the configuration with one micro-batch per step and β₂^(1 / accumulation steps), or the reason for none.
 
     Marek et al. 2025 (arXiv 2507.07101) propose the rule. ``near`` is the tuned configuration at the micro-batch size.
     If ``near`` is None or has another optimizer, the learning rate follows the space's rule.
@@ -226,7 +226,7 @@ SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
-    """The ratio of two objective values or of a rule; ``at_least`` is true if the value is a lower bound."""
+    """The ratio of two objective values, or the ratio that a rule claims; ``at_least`` is true for a lower bound."""
 
     at_least: bool
 
@@ -236,7 +236,7 @@ NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
 
 @dataclass(frozen=True)
 class Judgement:
-    """The finding on a rule by runs, with the reason."""
+    """The finding on a rule of thumb, with the reason."""
 
     finding: Finding
     reason: str
@@ -253,8 +253,8 @@ def judge(
     """Judge a rule's configuration against the tuned configuration.
 
     The rule held if the regret's upper end is below `HELD`. The rule broke if the lower end is above `BROKE`, or if all
-    ``wanted`` runs missed the target. If a common step time compares the runs, misses of contended runs break a rule
-    only if all runs diverged or the regret's lower bound is above `BROKE`.
+    ``wanted`` runs missed the target. Contended runs with a common step time break the rule only if all runs diverged
+    or the regret is above `BROKE`.
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)
