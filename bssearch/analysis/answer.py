@@ -165,7 +165,7 @@ class BestTrial(Model):
 
 
 class Cost(Model):
-    """The train seconds of all trials; ``trainings`` are multiples of the optimum's seconds to the target."""
+    """The train seconds of all trials; ``trainings`` is the number of trainings with the optimum in the same time."""
 
     train_seconds: float
     trainings: float | None
@@ -249,7 +249,8 @@ class OnDevices(Model):
         predicted_s: Steps to the target × the probed step time.
         seconds: On the study's devices, the median seconds to the target. On more devices, steps × the runs' step
             time. Without runs, ``predicted_s``.
-        reduce_share: Share of the step time that more devices add at equal micro-batches, mostly gradient reduction.
+        reduce_share: Share of step time that more devices add at an equal micro-batch size, mostly gradient
+            reduction.
         on_front: True on the Pareto front of seconds and cost.
         contenders: Pairs (batch size, micro-batch size) to run next.
     """

@@ -172,7 +172,7 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
     """Return the Kaplan–Meier estimate over repeats under the same limit, or None if the estimate is not valid.
 
     Censoring must not depend on a run's metric (Kaplan & Meier 1958). Only reached, exhausted and capped runs under one
-    limit are valid. The estimate also needs a run that reached the target, a miss, and known seconds of all runs.
+    limit are valid. The estimate also needs a run that reached the target, a missed run, and known seconds of all runs.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:

@@ -197,7 +197,10 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Return trials with a constant batch size on the search's devices, except confirmation runs too large for memory."""
+    """Return trials with a constant batch size on the search's devices.
+
+    The result leaves out confirmation runs that no longer fit in memory.
+    """
     constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
@@ -739,7 +742,7 @@ def predict_for_device(
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """Return a copy of the trial with steps × step time as seconds, without device counters and peak memory."""
+    """Return a copy of the trial with steps × step time as seconds, without peak memory and device use."""
     if (outcome := trial.outcome) is None:
         return trial
     reached, miss = outcome.steps_to_target, outcome.last_miss_step

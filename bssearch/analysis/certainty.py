@@ -342,7 +342,7 @@ def beliefs(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Beliefs | None:
-    """Draw each batch size's objective value.
+    """Draw each batch size's log objective value from the posterior.
 
     The result is None without confirmation, without a noise estimate, or if an objective value is 0. `step_figures`
     gives ``steps``. Full tuning adds the gain of a better learning rate (`heights`) and a gain that noise hides

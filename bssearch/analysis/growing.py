@@ -142,8 +142,8 @@ def judge_growing(
 ) -> Judgement:
     """Judge whether a growing batch beats the ``tuned`` constant batch, by the ratio growing / constant.
 
-    The rule held if the ratio's interval is below 1. The rule broke if the interval is above 1, or if `judge` finds that
-    all runs missed the target.
+    The rule held if the ratio's interval is below 1. The rule broke if the interval is above 1, or if `judge` finds
+    only missed runs.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret

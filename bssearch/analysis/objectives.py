@@ -177,7 +177,7 @@ def bounded_ratio(log_ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """An objective; a trial's figure is the objective value that a study minimises.
+    """An objective, which gives each trial a figure to minimise.
 
     `log` maps figures that count as 5 % apart to values log 1.05 apart.
     """
@@ -428,7 +428,7 @@ class EnergyToTarget(BySeconds):
 
 
 class SamplesToTarget(Objective):
-    """The training samples to the target; the device has no influence."""
+    """The training samples to the target, whatever the device."""
 
     name = "samples_to_target"
     own_unit = " samples"
@@ -482,7 +482,7 @@ AS_GOOD = 0.005  # this share of the target's value is a difference of 5 % by `l
 
 
 class MetricInBudget(Objective):
-    """The best validation metric at the full limit, negated if the goal is to maximise.
+    """The best validation metric at the full limit of train seconds, negated if the goal is to maximise.
 
     Trials that ended early have no figure.
     """

@@ -145,7 +145,7 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Return the fewest ended confirmation runs of a configuration.
+    """Return the smallest number of ended confirmation runs of a configuration.
 
     `plain_misses` and `beaten` configurations do not count. Without other configurations, the result is
     ``confirmation_runs``.
@@ -199,8 +199,8 @@ class Estimate:
     """The median objective value over seeds with the 95 % interval.
 
     The median is None if at least half of the runs missed the target. The interval is None with fewer than three runs,
-    and for equal runs without step-time error. If a run missed the target, the interval needs six runs and an upper
-    end. More runs do not reduce ``unresolved`` or the error of ``step_time``.
+    and for equal runs without step-time error. If a run missed the target, the interval needs at least six runs. More
+    runs do not reduce ``unresolved`` or the error of ``step_time``.
     """
 
     median: float | None
@@ -377,7 +377,7 @@ Settles = Literal["runs", "tuning", "step_times", "idle_machine"]  # remedies of
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with the confirmation runs or a single search trial.
+    """A configuration with confirmation runs or a single search trial.
 
     ``selection`` is the bias of the log objective value from choosing the least value.
     """
@@ -661,7 +661,7 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
     """Return the runs per configuration that separate a ratio of two medians from 1, accurate to 2 %.
 
-    With enough runs, a t-test on logarithms at 5 % has a power of 80 %.
+    With the returned runs, a t-test on logarithms at 5 % has a power of 80 %.
     """
     from scipy.special import nctdtr, stdtrit  # scipy.stats takes half a second to import
 

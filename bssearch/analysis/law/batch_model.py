@@ -79,7 +79,7 @@ class MemoryFit:
 
 
 def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
-    """Fit peak memory to micro-batch sizes that fit, by least squares; None below three sizes."""
+    """Fit the peak memory of micro-batch sizes by least squares; None unless three sizes fit in memory."""
     peaks = {use.micro_batch_size: use.peak_memory_bytes for use in uses if use.fits and use.peak_memory_bytes}
     if len(peaks) < 3:
         return None
@@ -369,8 +369,8 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 def rising(points: Sequence[LawPoint]) -> Iterator[int]:
     """Yield badly tuned batch sizes, which need more steps than the next smaller size without a miss.
 
-    Welch's t-test on logarithms decides; with fewer than three runs per side, the factor `RISE` decides. A missed run
-    counts with the steps of the last miss.
+    Welch's t-test on logarithms decides, or the factor `RISE` with fewer than three runs per side. A missed run counts
+    with the steps of the last miss.
     """
     smaller: LawPoint | None = None
     for point in _that_ran(points):

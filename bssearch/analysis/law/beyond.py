@@ -136,7 +136,7 @@ def _log_b_crits(batch_sizes: Numbers, count: int) -> Numbers:
 
 
 def nearest_law(log_samples: Numbers, batch_sizes: Numbers) -> tuple[Numbers, Numbers]:
-    """Return log B_crit and log S_min of the least-squares laws of log samples (n, batch sizes)."""
+    """Return log B_crit and log S_min of the laws fitted to log samples (n, batch sizes) by least squares."""
     grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
     bare = log_samples - log_samples.mean(axis=1, keepdims=True)
     log_b_crit = grid[((bare[:, None, :] - _shape(batch_sizes, grid)) ** 2).sum(axis=-1).argmin(axis=1)]

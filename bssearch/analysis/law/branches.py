@@ -60,7 +60,7 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """Each branch's mean metric over `WINDOW`; None if the branch diverged."""
+    """Each branch's mean metric over the window at the end; None if the branch diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
@@ -78,7 +78,7 @@ class LocalCriticalBatch:
 
     Attributes:
         verdict: ``found`` between ``low`` and ``high``, ``at_least`` if no size is worse than ``bound``, ``below`` if
-            2B is worse, or ``cannot_tell`` for ``reason``.
+            2B is worse, or ``cannot_tell``.
         bound: `bound_of` the branches at B.
         spread: Standard deviation of the branches' metrics at B.
     """

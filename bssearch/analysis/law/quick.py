@@ -123,7 +123,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class CriticalBatchPosterior:
-    """Weighted draws of laws: ``log_b_crit`` (draws,), ``departures`` (draws, nodes); ``weights`` sum to 1."""
+    """Weighted draws of the law's ``log_b_crit`` (draws,) and ``departures`` (draws, nodes); ``weights`` sum to 1."""
 
     log_b_crit: Numbers
     log_nodes: Numbers
@@ -218,7 +218,7 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Return the batch size of the ``ladder`` with the least expected log time."""
+    """Return the batch size in ``ladder`` with the least expected log time."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     # (draws, sizes), up to the level of the law

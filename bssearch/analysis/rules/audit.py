@@ -113,8 +113,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    The rule broke if the ratio's interval is beyond a factor of `APART`. The rule held if the ratio is within `SAME`,
-    the ratio's interval is within `APART`, and the intervals of noise scale and critical batch size overlap.
+    The rule broke if the ratio's interval is beyond a factor of `APART`. The rule held if the intervals overlap, the
+    ratio is within `SAME`, and the ratio's interval is within `APART`.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -393,7 +393,10 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """The finding on a rule; ``regret`` is the rule's objective value / the tuned optimum's, or the ratio that the rule claims."""
+    """The finding on a rule.
+
+    ``regret`` is the rule's objective value / the tuned optimum's, or another ratio that the rule is about.
+    """
 
     rule: Rule
     batch_size: int | None
@@ -487,7 +490,7 @@ def audit(
 def cases(
     spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
 ) -> list[Case]:
-    """Return each rule's cases, most at the optimum and at the largest confirmed batch size without accumulation."""
+    """Return each rule's cases, mostly at the optimum and at the largest confirmed batch size without accumulation."""
     base = default_configuration(spec, trials)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
@@ -522,7 +525,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return a configuration's runs after the search that are a result, one per seed, preferably confirmation runs."""
+    """Return a configuration's runs with a result after the search, one per seed, preferably confirmation runs."""
     completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
     by_seed = grouped(
         (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases

@@ -226,7 +226,7 @@ SGD_UP_TO, ADAM_ABOVE = 128, 512
 
 
 class Regret(Interval):
-    """The ratio of two objective values, or the ratio that a rule claims; ``at_least`` is true for a lower bound."""
+    """A measured ratio, mostly of two objective values; ``at_least`` is true for a lower bound."""
 
     at_least: bool
 
