@@ -73,7 +73,7 @@ class Generalisation(Model):
     closed: bool | None
 
 
-POINTS = 0.02  # notable gap: 0.02 for shares, 2 % of the target for other metrics
+POINTS = 0.02  # the least notable gap: 0.02 for shares, 2 % of the target for other metrics
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
@@ -131,7 +131,6 @@ def _final_row(one: FinalMetrics, remark: str) -> list[str]:
 
 
 def notable_gap(target: Target, metrics: Iterable[float]) -> float:
-    """Return the least notable gap: 0.02 for a maximised metric in [0, 1], else 2 % of the target's value."""
     if target.goal is Goal.MAXIMIZE and all(0 <= metric <= 1 for metric in [target.value, *metrics]):
         return POINTS
     return POINTS * abs(target.value)

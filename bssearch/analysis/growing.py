@@ -93,7 +93,6 @@ def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> Tr
 
 
 def has_grown(trial: TrialRecord) -> bool:
-    """True if a trial with a growing batch reached the second stage."""
     schedule, outcome = growing_schedule(trial.configuration), trial.outcome
     assert outcome is not None, "a trial with a result has an outcome"
     if schedule.is_measured:

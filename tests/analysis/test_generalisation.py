@@ -86,7 +86,7 @@ def test_the_gap_is_to_the_best_batch_size_with_welchs_interval() -> None:
     assert codes[0].message == (
         "after 10 train seconds, batch 128 reaches accuracy 0.91, 0.04 worse than batch 16 "
         "(95 % interval [0.0173, 0.0627] excludes 0). Retune dropout, weight decay and label smoothing at batch 128, "
-        "or stay at or below batch 16"
+        "or use batch 16 or less"
     )
 
 
