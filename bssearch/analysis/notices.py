@@ -1,6 +1,7 @@
 """The caveats of an answer."""
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
@@ -75,7 +76,8 @@ def _about_the_unit(spec: StudySpec, optimal: Candidate) -> Caveat:
 
 
 def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
-    queued = sum(trial.state is TrialState.QUEUED for trial in trials)
+    states = Counter(trial.state for trial in trials)
+    queued, running = states[TrialState.QUEUED], states[TrialState.RUNNING]
     confirming = any(trial.phase is Phase.CONFIRM for trial in trials)
     wanted, objective = spec.confirm.runs, verdict.optimal.objective
     made = fewest_runs(trials, wanted, objective)
@@ -85,8 +87,8 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
     return [
         (
             "running",
-            any(trial.state is TrialState.RUNNING for trial in trials),
-            "trials are still running, so the answer may change; run the command again after the trials end",
+            running,
+            f"running trials: {running}; the answer may change, so run the command again after these trials end",
         ),
         (
             "queued",

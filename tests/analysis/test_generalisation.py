@@ -135,7 +135,7 @@ def test_whether_more_regularisation_closed_the_gap_of_the_largest(regularised: 
     assert not_none(more.gap).value == pytest.approx(0.95 - regularised)
     how = "More regularisation (weight_decay 0.001, dropout 0.4)"
     verb = (
-        f"closes the gap (accuracy {regularised:g}); use this regularisation at batch 128, or stay"
+        f"closes the gap (accuracy {regularised:g}); use this regularisation at batch 128, or use"
         if closed
         else "does not close the gap"
     )

@@ -97,7 +97,7 @@ def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
     own = replace(TUNED, batch_size=16, micro_batch_size=16)
     one = of(audited(*runs_of(own, 1.0, 1.1, 0.9, start=10)), Rule.LINEAR_RATE, 16)
     assert one.verdict == "not_run"
-    assert "makes no change" in one.reason
+    assert "changes nothing" in one.reason
 
 
 @pytest.mark.parametrize(
