@@ -1,7 +1,6 @@
 """The caveats of an answer."""
 
 import shlex
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
@@ -76,8 +75,9 @@ def _about_the_unit(spec: StudySpec, optimal: Candidate) -> Caveat:
 
 
 def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Caveat]:
-    states = Counter(trial.state for trial in trials)
-    queued, running = states[TrialState.QUEUED], states[TrialState.RUNNING]
+    queued, running = (
+        sum(trial.state is state for trial in trials) for state in (TrialState.QUEUED, TrialState.RUNNING)
+    )
     confirming = any(trial.phase is Phase.CONFIRM for trial in trials)
     wanted, objective = spec.confirm.runs, verdict.optimal.objective
     made = fewest_runs(trials, wanted, objective)
