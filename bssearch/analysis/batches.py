@@ -340,7 +340,7 @@ def steps_to_target(candidate: Candidate) -> int | None:
 
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
-    """Return the largest peak memory of the runs in bytes, with its basis; (None, None) if unknown."""
+    """Return the largest peak memory of the runs in bytes, with the basis; (None, None) if unknown."""
     peaks = [(one.peak_memory_bytes, one.peak_memory_basis) for one in candidate.outcomes]
     return max((one for one in peaks if one[0] is not None), key=lambda one: one[0] or 0, default=(None, None))
 

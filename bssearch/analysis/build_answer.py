@@ -494,8 +494,7 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
     sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
     return NextStep(
         command=f"bssearch run {shlex.quote(spec.name)} {sets}",
-        why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried size; the optimum may be "
-        "beyond this size",
+        why=f"the optimum may be beyond batch {best}, the {'largest' if best == max(sizes) else 'smallest'} tried size",
     )
 
 

@@ -496,9 +496,9 @@ NO_LINE = "steps that are not host-bound take no longer with a larger batch"
 def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
     sizes = [one.batch_size for one in device_bound(probes)]
     if len(sizes) < FEWEST_SIZES:
-        known = f"only batch {sizes[0]} has such a step time" if sizes else "no batch size has such a step time"
+        known = f"only batch {sizes[0]}" if sizes else "no batch size"
         needs = f"step times of two batch sizes with a host-bound share of at most {HOST_BOUND:.0%}"
-        return f"a prediction needs {needs}, and {known}"
+        return f"a prediction needs {needs}, and {known} has such a step time"
     if law is None or law.verdict == "too_few_points":
         return "the law needs three tuned batch sizes"
     return None if law.verdict == "fits" else "the law does not fit"
