@@ -95,7 +95,7 @@ from bssearch.records import (
     trainings_of,
     with_crossing,
 )
-from bssearch.records.text import number, plural, span
+from bssearch.records.text import number, percent, plural, span
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -416,7 +416,9 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
     highest = at_most(reached, runs)
-    bound = f"; at most {highest:.0%} of runs reach the target (95 % confidence)" if highest <= LARGEST_SHARE else ""
+    bound = (
+        f"; at most {percent(highest)} of runs reach the target (95 % confidence)" if highest <= LARGEST_SHARE else ""
+    )
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; batch "
         f"{best.configuration.batch_size} came closest: {reached} of {runs} runs reached the target{bound}",

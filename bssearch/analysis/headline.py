@@ -11,7 +11,7 @@ from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Notice
 from bssearch.records import FLAT_RATIO, TRAINING, MemoryBasis
-from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, plural, plural_of
+from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, percent, plural, plural_of
 
 
 def headline(answer: Answer) -> str:
@@ -167,7 +167,7 @@ def _compared(ratio: Ratio | None, versus: str, objective: Objective) -> str:
         low, high = (ratio.low, ratio.high) if ratio.value > 1 else (_inverse(ratio.high), _inverse(ratio.low))
         amount = f"{number(factor, 2)}×{ends(low, high, 2)}"
     else:
-        amount = f"{factor - 1:.0%}".replace("%", " %")
+        amount = percent(factor - 1)
     return f"{'at least ' if ratio.at_least else ''}{amount} {better if ratio.value > 1 else worse} than {versus}"
 
 
@@ -216,7 +216,7 @@ def about_law(answer: Answer) -> list[str]:
     if fit.predicted is not None and fit.verdict == "fits":
         parts.append(f"With the measured step times, the law predicts the least time at {fit.predicted.in_words}.")
     if fit.including_untuned is not None:
-        parts.append(f"With the untuned batch sizes, B_crit is {number(fit.including_untuned.b_crit.estimate)}.")
+        parts.append(f"With the hardly tuned batch sizes, B_crit is {number(fit.including_untuned.b_crit.estimate)}.")
     return parts
 
 

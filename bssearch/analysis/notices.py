@@ -30,7 +30,7 @@ from bssearch.records import (
     TrialState,
     grouped,
 )
-from bssearch.records.text import plural
+from bssearch.records.text import percent, plural
 from bssearch.spec import StudySpec
 
 NOISE = 0.10  # a notice warns if the coefficient of variation over seeds is higher
@@ -69,7 +69,9 @@ def notices(
 
 def _about_the_unit(spec: StudySpec, optimal: Candidate) -> Caveat:
     tokens, samples = (sum(getattr(one, name) or 0 for one in optimal.outcomes) for name in ("tokens", "samples"))
-    padding = f"; padding is {1 - tokens / samples:.0%} at batch {optimal.configuration.batch_size}" if tokens else ""
+    padding = (
+        f"; padding is {percent(1 - tokens / samples)} at batch {optimal.configuration.batch_size}" if tokens else ""
+    )
     counted = "batch sizes, samples and B_crit count tokens, padding included"
     return "batch_unit", spec.training.counts_tokens, f"training.batch_unit = tokens: {counted}{padding}"
 
@@ -215,8 +217,8 @@ def _about_the_seeds(spec: StudySpec, verdict: Verdict) -> list[Caveat]:
         (
             "seed_noise",
             variation > NOISE,
-            f"the seed-to-seed spread over {known.reached} runs of the optimum is {variation:.0%}, more than "
-            f"{NOISE:.0%}; add runs to narrow the interval",
+            f"the seed-to-seed spread over {known.reached} runs of the optimum is {percent(variation)}, more than "
+            f"{percent(NOISE)}; add runs to narrow the interval",
         ),
     ]
 
@@ -477,7 +479,10 @@ def _host_caveats(
     law: LawFit | None,
     compile_mode: str,
 ) -> Iterator[str]:
-    yield (f"the host limits steps at batch {size}: the host-bound share is {share:.0%}, more than {HOST_BOUND:.0%}")
+    yield (
+        f"the host limits steps at batch {size}: the host-bound share is {percent(share)}, "
+        f"more than {percent(HOST_BOUND)}"
+    )
     if optimal.objective.trials_race:
         missing = _missing_for_line(probes, law)
         found = None if missing or law is None else _device_optimum(probes, law)
@@ -497,7 +502,7 @@ def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> st
     sizes = [one.batch_size for one in device_bound(probes)]
     if len(sizes) < FEWEST_SIZES:
         known = f"only batch {sizes[0]}" if sizes else "no batch size"
-        needs = f"step times of two batch sizes with a host-bound share of at most {HOST_BOUND:.0%}"
+        needs = f"step times of two batch sizes with a host-bound share of at most {percent(HOST_BOUND)}"
         return f"a prediction needs {needs}, and {known} has such a step time"
     if law is None or law.verdict == "too_few_points":
         return "the law needs three tuned batch sizes"

@@ -37,6 +37,7 @@ from bssearch.records import (
     grouped,
 )
 from bssearch.records.intervals import CONFIDENCE, FEWEST_RUNS, FLAT_RATIO, at_most, student_t
+from bssearch.records.text import percent
 
 FEWEST_ALIKE = 3  # this many equal runs show that the training ignores seeds
 
@@ -135,7 +136,7 @@ def plainly_missed(miss: Candidate) -> str:
     one, reached, runs = miss.configuration, _reached(miss), len(miss.runs)
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {reached} of {runs} runs with "
-        f"fresh seeds, so at most {at_most(reached, runs):.0%} of runs reach the target (95 % confidence)"
+        f"fresh seeds, so at most {percent(at_most(reached, runs))} of runs reach the target (95 % confidence)"
     )
 
 

@@ -34,7 +34,7 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, say, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import noise_scale, number, plural, visible, with_precision
+from bssearch.records.text import noise_scale, number, percent, plural, visible, with_precision
 from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.storage.connection.engine import masked
 
@@ -293,9 +293,9 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
             TIME_COLUMN: _time_of(row),
             "steps": row.steps_to_target,
             "ms/step": None if row.step_time_s is None else float(f"{1000 * row.step_time_s:.3g}"),
-            "host-bound": None if row.host_bound_share is None else f"{row.host_bound_share:.0%}",
+            "host-bound": None if row.host_bound_share is None else percent(row.host_bound_share),
             "learning_rate": (row.best.parameters if row.best else {}).get("learning_rate"),
-            "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
+            "regime": f"{row.regime or '–'}{', hardly tuned' if row.untuned else ''}",
             "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
         }
         for row in found.batches

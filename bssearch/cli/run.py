@@ -30,7 +30,7 @@ from bssearch.cli.output import Format, FormatOption, cell, console, duration, p
 from bssearch.commands.launch import QUICK_SECONDS, TARGET_RUNS, Launch
 from bssearch.errors import BSSearchError, UsageError, require
 from bssearch.records import FLAT_RATIO
-from bssearch.records.text import plural
+from bssearch.records.text import percent, plural
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer
@@ -218,7 +218,8 @@ def print_dry_run(found: DryRun) -> None:
         f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
         f"all {trainings} trials and runs use budget.trial_train_seconds",
-        f"assumption: evaluation takes {found.evaluation_share:.0%} of a trial; `bssearch check` measures the share",
+        f"assumption: evaluation takes {percent(found.evaluation_share)} of a trial; `bssearch check` measures the "
+        "share",
     )
 
 
@@ -230,7 +231,7 @@ def print_quick(found: QuickAnswer) -> None:
     gain = (
         "This batch size is your default"
         if best.batch_size == default
-        else f"Your default of {default} should take at most {FLAT_RATIO - 1:.0%} longer"
+        else f"Your default of {default} should take at most {percent(FLAT_RATIO - 1)} longer"
         if found.gain < FLAT_RATIO
         else f"Batch {best.batch_size} should be {found.gain:.2g}× faster than your default of {default}"
     )
@@ -340,7 +341,7 @@ def print_check(found: Check) -> None:
                 "batch_size": one.batch_size,
                 "ms/step": "out of memory" if one.step_seconds is None else round(1000 * one.step_seconds, 2),
                 "evaluation_s": one.evaluation_seconds,
-                "left_out": f"{'about ' * (found.batch_unit == 'tokens')}{one.dropped_share:.1%}",
+                "left_out": f"{'about ' * (found.batch_unit == 'tokens')}{percent(one.dropped_share, 1)}",
             }
             for one in found.batches
         ],
@@ -361,7 +362,7 @@ def print_advice(advice: Advice) -> None:
             "target": f"{row.target!r} ← proposed" if row.target == advice.proposed else f"{row.target:.5g}",
             "runs_that_reach_it": f"{row.reached} of {len(advice.runs)}",
             "time_to_target_s": row.time_to_target_s,
-            "of_the_limit": None if row.share_of_limit is None else f"{row.share_of_limit:.0%}",
+            "of_the_limit": None if row.share_of_limit is None else percent(row.share_of_limit),
         }
         for row in advice.targets
     ]

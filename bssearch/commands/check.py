@@ -48,6 +48,7 @@ from bssearch.records import (
     WorkloadDescription,
     first_crossing,
 )
+from bssearch.records.text import percent
 from bssearch.search.after_search import REPEATED
 from bssearch.search.calibration import default_at
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
@@ -296,7 +297,7 @@ def _walk_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[WalkSte
     yield WalkStep(
         question="How much memory is there?",
         figures={"memory_gib": budget / GIB, "usable_gib": usable / GIB},
-        decision=f"plan with {1 - HEADROOM:.0%} of this memory; a batch that fits is feasible, not always optimal",
+        decision=f"plan with {percent(1 - HEADROOM)} of this memory; a batch that fits is feasible, not always optimal",
     )
     fit, reason = _memory(evidence, executor)
     yield WalkStep(
@@ -361,13 +362,13 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
         decision = f"not compared: the best {target.metric} at batch {default} is 0"
     elif drop > DROP:
         decision = (
-            f"within {limit:g} train seconds, the best {target.metric} is {drop:.1%} worse at batch {largest} than at "
-            f"batch {default}; use a smaller batch, or retune and regularise"
+            f"within {limit:g} train seconds, the best {target.metric} is {percent(drop, 1)} worse at batch {largest} than "
+            f"at batch {default}; use a smaller batch, or retune and regularise"
         )
     else:
         decision = (
-            f"within {limit:g} train seconds, the best {target.metric} is at most {DROP:.0%} worse at batch {largest} "
-            f"than at batch {default}"
+            f"within {limit:g} train seconds, the best {target.metric} is at most {percent(DROP)} worse at batch "
+            f"{largest} than at batch {default}"
         )
     yield WalkStep(
         question="Does the largest batch converge?",
@@ -587,7 +588,7 @@ def _notes(
         ),
         (
             share > LATE,
-            f"the default reaches the proposal after {share:.0%} of budget.trial_train_seconds = {limit:g}; raise "
+            f"the default reaches the proposal after {percent(share)} of budget.trial_train_seconds = {limit:g}; raise "
             "the limit or take an easier target for slower batch sizes",
         ),
         (

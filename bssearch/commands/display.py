@@ -170,9 +170,10 @@ class Lines(Listener):
     def _show(self, history: History) -> None:
         if self._is_due:
             self._shown_at = self._clock()
-            self.note(self.progress(history))
+            self.note(" · ".join(self.progress(history)))
 
-    def progress(self, history: History) -> str:
+    def progress(self, history: History) -> tuple[str, str]:
+        """Return the trials and the time, then the best result and the cost."""
         runs = f"{history.spent} of {history.spec.budget.trials} search trials"
         if not self._is_searching:
             fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
@@ -180,7 +181,7 @@ class Lines(Listener):
         elapsed, left = self._clock() - self._began, seconds_left(history)
         time = f"{in_hours(elapsed)} of about {in_hours(elapsed + left)}"
         best = "no trial has reached the target yet" if history.incumbent is None else so_far(history)
-        return " · ".join(filter(None, (runs, time, best, trainings_so_far(history))))
+        return f"{runs} · {time}", " · ".join(filter(None, (best, trainings_so_far(history))))
 
 
 class Display(Lines):
@@ -221,7 +222,8 @@ class Display(Lines):
         )
         elapsed, left = self._clock() - self._began, seconds_left(history)
         filled = round(BAR * elapsed / (elapsed + left)) if left else BAR
-        return f"{'█' * filled}{'░' * (BAR - filled)} {self.progress(history)}\nrunning: {running or 'no trial'}"
+        trials, best = self.progress(history)
+        return f"{'█' * filled}{'░' * (BAR - filled)} {trials}\n{best}\nrunning: {running or 'no trial'}"
 
 
 def confirmed_medians(history: History) -> dict[int, str]:

@@ -18,7 +18,7 @@ from bssearch.records import (
     WorkloadDescription,
     is_said_to_need_warmup,
 )
-from bssearch.records.text import plural
+from bssearch.records.text import percent, plural
 from bssearch.spec import (
     FINE_TUNING,
     FINE_TUNING_FACTOR,
@@ -249,7 +249,7 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
         (
             "target_far",
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
-            f"the default covers only {max(covered, 0.0):.0%} of the way to {target.value:g} in "
+            f"the default covers only {percent(max(covered, 0.0))} of the way to {target.value:g} in "
             f"{outcome.train_seconds:.3g} train seconds; run `bssearch check --suggest-target` to find a target "
             "that the default reaches",
         ),
@@ -280,13 +280,13 @@ def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
             "evaluation_dear",
             evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS,
             f"an evaluation takes {evaluation:.3g} s, so {FEWEST_EVALUATIONS} evaluations take more than "
-            f"{EVALUATION_SHARE:.0%} of a trial of {limit:g} s; use fewer validation samples",
+            f"{percent(EVALUATION_SHARE)} of a trial of {limit:g} s; use fewer validation samples",
         ),
         (
             "incomplete_batch_dropped",
             dropped_share(found, worst) >= DROPPED_SHARE,
             f"batch {worst} leaves {about}{samples % worst} of {samples} training {spec.training.batch_unit} out of "
-            f"each epoch ({dropped_share(found, worst):.0%}), because bssearch drops the incomplete last batch; "
+            f"each epoch ({percent(dropped_share(found, worst))}), because bssearch drops the incomplete last batch; "
             "use smaller batches",
         ),
     ]

@@ -33,7 +33,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.records.text import noise_scale, plural
+from bssearch.records.text import noise_scale, percent, plural
 from bssearch.registry import Option
 from bssearch.search.calibration import default_at, measure_step_time_at, nothing_fits
 from bssearch.search.driver import Interrupts
@@ -197,7 +197,8 @@ def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[
         return [smallest]
     line = (
         f"A step takes {1e3 * fit.alpha_seconds:.3g} ms + {1e3 * fit.beta_seconds:.3g} ms a sample (largest error "
-        f"{fit.max_residual:.1%}). Batch {fit.alpha_seconds / fit.beta_seconds:.3g} has half of the full throughput."
+        f"{percent(fit.max_residual, 1)}). Batch {fit.alpha_seconds / fit.beta_seconds:.3g} has half of the full "
+        "throughput."
     )
     return [line, smallest]
 
@@ -221,7 +222,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
         "ms_high": ms(probe.step_seconds_high),
         "steps": probe.steps_timed,
         "samples/s": None if probe.step_seconds is None else probe.batch_size / probe.step_seconds,
-        "host-bound": None if probe.host_bound_share is None else f"{probe.host_bound_share:.0%}",
+        "host-bound": None if probe.host_bound_share is None else percent(probe.host_bound_share),
         "remark": "; ".join(remarks) or None,
     }
 
@@ -313,7 +314,7 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
     if found.fit is not None:
         yield (
             f"Peak memory = {found.fit.fixed_bytes / GIB:.3g} GiB + {found.fit.bytes_per_sample / MIB:.3g} MiB "
-            f"a sample (largest error {found.fit.largest_residual:.1%})."
+            f"a sample (largest error {percent(found.fit.largest_residual, 1)})."
         )
     if is_cpu:
         yield "The peak is the resident memory of the process with all libraries; --limit-gib limits the data segment."

@@ -48,6 +48,7 @@ from bssearch.records.text import (
     memory,
     noise_scale,
     number,
+    percent,
     plural,
     sentence,
     span,
@@ -300,7 +301,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="steps",
             title="Steps and samples",
             text="Along the dotted line, doubling the batch halves the steps (perfect). Above the line, doubling "
-            "saves less than half of the steps (diminishing) or few steps (maximal). Hollow points are not well tuned.",
+            "saves less than half of the steps (diminishing) or few steps (maximal). Hollow points are hardly tuned.",
             absent="The chart is missing, because no batch size has a known number of steps to the target.",
             charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
             notes=[" ".join(about_law(answer))],
@@ -354,9 +355,9 @@ def _devices(answer: Answer) -> Section | None:
                         one.batch_size,
                         f"{number(one.seconds)}{ends(one.low, one.high)}{'' if one.runs else ', predicted'}",
                         f"{number(one.speedup.value, 2)}×{ends(one.speedup.low, one.speedup.high, 2)}",
-                        f"{one.efficiency:.0%}",
+                        percent(one.efficiency),
                         number(one.cost),
-                        NOTHING if one.reduce_share is None else f"{one.reduce_share:.0%}",
+                        NOTHING if one.reduce_share is None else percent(one.reduce_share),
                     ],
                     one.on_front,
                 )
@@ -493,14 +494,14 @@ def _cells(answer: Answer, row: Batch, has_host_bound: bool) -> list[str]:
     else:
         shown = NOTHING
     rate, share = row.best.parameters.get("learning_rate") if row.best else None, row.host_bound_share
-    untuned = f"untuned: {'; '.join(row.untuned_because)}" if row.untuned else None
+    untuned = f"hardly tuned: {'; '.join(row.untuned_because)}" if row.untuned else None
     return [
         f"{row.batch_size}",
         shown,
         in_words(row.steps_to_target),
         NOTHING if row.samples_to_target is None else number(row.samples_to_target),
         NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
-        *([NOTHING if share is None else f"{share:.0%}"] if has_host_bound else []),
+        *([NOTHING if share is None else percent(share)] if has_host_bound else []),
         in_words(rate),
         ", ".join(part for part in (_regime(row), untuned) if part) or NOTHING,
         _ended(row) or NOTHING,

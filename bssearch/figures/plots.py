@@ -245,7 +245,7 @@ def _against_law(
             )
         )
     for regime, symbol in REGIME_SYMBOLS.items():
-        for is_hollow, name in ((False, regime or ""), (True, f"{regime or 'smallest'}, not well tuned")):
+        for is_hollow, name in ((False, regime or ""), (True, f"{regime or 'smallest'}, hardly tuned")):
             here = [(row.batch_size, one) for row, one in known if (row.regime, row.untuned) == (regime, is_hollow)]
             if here:
                 series.append(

@@ -28,6 +28,7 @@ from bssearch.planning.requests import (
     planned,
 )
 from bssearch.records import rule_of_optimizer
+from bssearch.records.text import percent
 from bssearch.registry import Option
 from bssearch.spec import FINE_TUNING_FACTOR, SCRATCH_RATES, StudySpec, load_spec
 
@@ -225,7 +226,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     room = (
         "The memory probe finds the largest micro-batch; `bssearch plan memory` estimates this size."
         if asked.safe_micro_batch is None
-        else f"A micro-batch of {asked.safe_micro_batch} fits in {SAFE_SHARE:.0%} of the memory."
+        else f"A micro-batch of {asked.safe_micro_batch} fits in {percent(SAFE_SHARE)} of the memory."
     )
     reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # YAML needs no escaping
@@ -274,7 +275,7 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
     cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS))
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} is too small: {asked.parameters:,} parameters in {asked.precision} with "
-        f"{asked.optimizer} take {fixed / GIB:.3g} GiB{sample}, but {SAFE_SHARE:.0%} of the memory is "
+        f"{asked.optimizer} take {fixed / GIB:.3g} GiB{sample}, but {percent(SAFE_SHARE)} of the memory is "
         f"{SAFE_SHARE * asked.memory_gib:.3g} GiB",
         hint=f"train with settings that fit, as options of `bssearch plan memory`: {cures}"
         if cures

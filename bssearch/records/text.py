@@ -69,6 +69,10 @@ def storable(text: str) -> str:
     return shortened(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8"))
 
 
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
 def number(value: float, digits: int = 3) -> str:
     short = f"{value:.{digits}g}"
     return f"{float(short):,.0f}" if abs(float(short)) >= 1000 and abs(value) < 1e9 else short

@@ -27,7 +27,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.records.text import plural
+from bssearch.records.text import percent, plural
 from bssearch.search import confirmation
 from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted, trial_seed
 from bssearch.search.pruners.base import Pruner, PruningController
@@ -102,8 +102,8 @@ class Planner:
 
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
         ending = (
-            f"the sampler expects a further trial to improve the time to the target by {expected:.2%}, "
-            f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}; lower "
+            f"the sampler expects a further trial to improve the time to the target by {percent(expected, 2)}, "
+            f"less than budget.least_improvement = {percent(self.spec.budget.least_improvement, 2)}; lower "
             "budget.least_improvement to continue"
         )
         last = self._retuned() or self._compared()

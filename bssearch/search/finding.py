@@ -87,7 +87,7 @@ def _first_told(last: _Kept, found: Answer) -> dict[int, Told]:
 
 def _about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
     moved = [
-        f"batch {size} by {now.median / before.median - 1:+.1%}"
+        f"batch {size} by {100 * (now.median / before.median - 1):+.1f} %"
         for size, now in _first_told(_Kept(), found).items()
         if abs(now.median - (before := told[size]).median) > MOVED * before.median > 0
     ]

@@ -32,7 +32,7 @@ from bssearch.records.noise_scale import (
     gradient_noise,
     moments,
 )
-from bssearch.records.text import noise_scale, plural
+from bssearch.records.text import noise_scale, percent, plural
 from bssearch.training.course import first_line
 from bssearch.training.gradient_norms import Divisors, adam_divisors, measured_every, pass_of, squares
 
@@ -114,12 +114,12 @@ class BatchAdvice:
         if saved[0] is None or halved[0] is None:
             return (
                 f"noise scale {noise_scale(None, known.low, None)} samples after {self.samples:,} samples: batch "
-                f"{2 * size} instead of {size} saves at least {max(0.0, saved[1]):.0%} of the steps"
+                f"{2 * size} instead of {size} saves at least {percent(max(0.0, saved[1]))} of the steps"
             )
         parts = [
             f"noise scale {noise_scale(known.scale, known.low, known.high)} samples after {self.samples:,} "
-            f"samples: batch {2 * size} instead of {size} saves {saved[0]:.0%} [{saved[1]:.0%}, {saved[2]:.0%}] of the "
-            f"steps and takes {1 - 2 * saved[0]:.0%} more samples"
+            f"samples: batch {2 * size} instead of {size} saves {percent(saved[0])} [{100 * saved[1]:.0f}, "
+            f"{100 * saved[2]:.0f}] of the steps and takes {percent(1 - 2 * saved[0])} more samples"
         ]
         if self.step_seconds is not None:
             longest = self.step_seconds / (1 - saved[0])
@@ -129,7 +129,9 @@ class BatchAdvice:
             )
         if known.scale is not None and known.scale < size and size > 1:
             fewer = (1 + halved[0]) / 2
-            parts.append(f"batch {size // 2} takes {-halved[0]:.0%} more steps and saves {fewer:.0%} of the samples")
+            parts.append(
+                f"batch {size // 2} takes {percent(-halved[0])} more steps and saves {percent(fewer)} of the samples"
+            )
         return "; ".join(parts)
 
 

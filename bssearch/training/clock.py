@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from bssearch.records.text import percent
 from bssearch.training.nvml import DeviceMeter
 
 Ledger = Literal["train", "evaluation", "warmup", "other"]
@@ -103,7 +104,7 @@ class Clock:
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
-        return [f"{gap:.3g} s of the trial's {wall:.3g} s were not measured ({gap / wall:.1%})"]
+        return [f"{gap:.3g} s of the trial's {wall:.3g} s were not measured ({percent(gap / wall, 1)})"]
 
     def pace(self, micro_batches: int = 1) -> None:
         """Limit how far the host runs ahead of a GPU. Call after every step."""

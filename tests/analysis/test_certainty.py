@@ -446,7 +446,7 @@ def test_the_answer_says_whose_confirmation_was_stopped_and_not_that_it_is_incom
 
 
 def test_one_hit_and_nine_misses_give_the_share_of_all_ten() -> None:
-    with pytest.raises(TargetNotReachedError, match=r"batch 32 came closest: 1 of 10 runs .*; at most 39% of runs"):
+    with pytest.raises(TargetNotReachedError, match=r"batch 32 came closest: 1 of 10 runs .*; at most 39 % of runs"):
         answer_of(
             [
                 make_trial(1, batch_size=32),

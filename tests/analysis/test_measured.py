@@ -293,7 +293,7 @@ def test_the_optimum_without_the_host_s_time_follows_from_the_batch_sizes_that_t
     own = {size: steps(size) * (ALPHA + BETA * size) for size in SIZES}
     assert min(own, key=own.__getitem__) == 32, "with the device's own time it is √(200·10) = 45"
     told = said(found)
-    assert "at batch 64: the host-bound share is 81%" in told
+    assert "at batch 64: the host-bound share is 81 %" in told
     assert "the law's optimum would be about batch 32 [" in told and NAMED in told
 
 

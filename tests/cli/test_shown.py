@@ -396,7 +396,7 @@ def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.Captu
     printed = capsys.readouterr().out
     heading, *rows = [line for line in printed.splitlines() if "ms/step" in line or line.startswith((" 16 ", " 64 "))]
     assert heading.index("ms/step") < heading.index("host-bound") < heading.index(" lr ")
-    assert ["26%" in row for row in rows[:2]] == [False, True]
+    assert ["26 %" in row for row in rows[:2]] == [False, True]
     print_answer(answer(confirmed(64, 1.0, 1.1, 0.9)), details=True)
     assert "host-bound" not in capsys.readouterr().out
 
@@ -519,7 +519,7 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gain": 1.01}, "Your default of 256 should take at most 5% longer"),
+        ({"gain": 1.01}, "Your default of 256 should take at most 5 % longer"),
         ({"default_batch_size": 128}, "This batch size is your default"),
         ({"learning_rate_gain": 3.0}, "took 3× the time of learning rate 0.05"),
     ],

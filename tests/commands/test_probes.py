@@ -90,7 +90,7 @@ def test_the_host_bound_share_is_stored_and_shown_where_the_device_tells_one(tmp
     on_cuda = ProbedExecutor(timed=lambda found: replace(found, host_bound_share=4 / found.batch_size))
     report = step_time(SPEC, Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: on_cuda))
     assert [row["host_bound_share"] for row in report.rows] == [4 / size for size in SIZES]
-    assert [row["host-bound"] for row in report.table or ()] == ["50%", "25%", "12%", "6%", "3%"]
+    assert [row["host-bound"] for row in report.table or ()] == ["50 %", "25 %", "12 %", "6 %", "3 %"]
     assert report.columns[-2:] == ["host-bound", "remark"]
     elsewhere = Launch(db=f"sqlite:///{tmp_path / 'cpu.db'}", make_executor=lambda *_: ProbedExecutor())
     assert "host-bound" not in step_time(SPEC, elsewhere).columns

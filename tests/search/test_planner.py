@@ -346,7 +346,7 @@ def test_the_search_ends_when_little_is_expected_now_and_was_for_the_newest_ende
         assert (plan is None) == (ending is not None)
         return ending
 
-    assert (ending(0.01, 0.05) or "").startswith(f"{TOLD} 5.00%, less than budget.least_improvement = 10.00%")
+    assert (ending(0.01, 0.05) or "").startswith(f"{TOLD} 5.00 %, less than budget.least_improvement = 10.00 %")
     assert ending(0.5, 0.05) is None, "once is no end"
     assert ending(0.01, 0.5) is None
     assert ending(0.01, None) is None, "before a hit a sampler cannot say"
@@ -406,7 +406,7 @@ def played(study: MadeUpStudy, most: int = 60) -> str | None:
 def test_a_search_by_the_time_model_ends_by_itself_with_its_evidence_and_stays_at_its_end() -> None:
     lists = {"batch_size": [8, 16, 64], "learning_rate": [0.03, 0.07, 0.14], "weight_decay": 0.0, "dropout": [0.0, 0.1]}
     study = whole(0.02, space=lists, default={"batch_size": 16, "learning_rate": 0.03, "dropout": 0.0})
-    assert "budget.least_improvement = 2.00%" in (played(study) or "")
+    assert "budget.least_improvement = 2.00 %" in (played(study) or "")
     best = not_none(study.history.incumbent)
     assert (best.configuration.batch_size, best.configuration.learning_rate) == (16, 0.07)
     assert any(trial.uncapped for trial in study.trials[1:]), "the answer had its evidence first"

@@ -243,7 +243,7 @@ def test_a_doubling_saves_the_steps_of_the_law() -> None:
     assert saved[0] == pytest.approx(0.25), "1 + 256/512 = 1.5 steps instead of 2"
     assert -0.1 < saved[1] < saved[0] < saved[2] < 0.52
     text = str(advice(256, 256))
-    assert "saves 25% [-9%, 51%] of the steps and takes 50% more samples" in text
+    assert "saves 25 % [-9, 51] of the steps and takes 50 % more samples" in text
     assert "less than 0.0133 s; a step of batch 256 takes 0.01 s" in text
 
 
@@ -252,9 +252,9 @@ def test_an_unbounded_noise_scale_tells_the_least_saving() -> None:
     share, low, high = found.saved_steps() or (0.0, 0.0, 0.0)
     assert share is None and high == pytest.approx(1 - 0.5 * math.exp(-STEPS_RANGE))
     by_law, least = (1 - (1 + b_crit / 512) / (1 + b_crit / 256) for b_crit in (5120, 5120 / 8))
-    assert low < least < by_law and "saves at least 26% of the steps" in str(found)
+    assert low < least < by_law and "saves at least 26 % of the steps" in str(found)
     small = replace(found, noise_scale=GradientNoise(low=5.0))
-    assert "saves at least 0% of the steps" in str(small)
+    assert "saves at least 0 % of the steps" in str(small)
 
 
 def test_the_range_has_the_deviation_of_steps_from_the_law() -> None:
@@ -265,7 +265,7 @@ def test_the_range_has_the_deviation_of_steps_from_the_law() -> None:
 
 
 def test_the_report_offers_a_smaller_batch_above_the_noise_scale() -> None:
-    assert "batch 128 takes 20% more steps and saves 40% of the samples" in str(advice(64, 256))
+    assert "batch 128 takes 20 % more steps and saves 40 % of the samples" in str(advice(64, 256))
     assert "batch 128" not in str(advice(640, 256))
 
 
