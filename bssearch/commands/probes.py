@@ -282,7 +282,7 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that fits, with a new process for each size."""
+    """Find the largest micro-batch that fits, each size in a new process."""
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(

@@ -246,14 +246,14 @@ def test_the_progress_has_the_elapsed_and_the_expected_time_of_search_and_confir
     screen.seconds += 30.0
     guess = LIMIT_SHARE * SPEC.budget.trial_train_seconds
     guessed, with_one = (in_hours(30 + (trials + CONFIRMATION_RUNS) * guess) for trials in (20, 19))
-    assert f"0 of 20 search trials · 0:00:30 of about {guessed} · no trial" in screen.footer(), "no trial has ended"
+    assert f"0 of 20 search trials · 0:00:30 of about {guessed}\nno trial" in screen.footer(), "no trial has ended"
     six = [
         replace(make_trial(n, seconds=10.0 if n == 1 else 5.0), ended_at=EPOCH + timedelta(seconds=5 * n))
         for n in range(1, 7)
     ]
-    assert f"of about {with_one} ·" in screen.footer(six[0]), "the default alone tells little"
+    assert f"of about {with_one}\n" in screen.footer(six[0]), "the default alone tells little"
     whole = 30 + 5 * 14 + 35 / 6 * CONFIRMATION_RUNS
-    assert f"6 of 20 search trials · 0:00:30 of about {in_hours(whole)} · best single run" in screen.footer(*six)
+    assert f"6 of 20 search trials · 0:00:30 of about {in_hours(whole)}\nbest single run" in screen.footer(*six)
     assert " · cost 7 trainings" in screen.footer(*six), "each as long as the best"
     assert " · cost 1 training\n" in screen.footer(six[0])
     filled = screen.footer(*six).count("█")

@@ -81,11 +81,11 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
 
 def test_the_share_left_out_of_an_epoch_of_tokens_is_said_to_be_approximate(capsys: pytest.CaptureFixture[str]) -> None:
     space = {**SPEC["space"], "batch_size": [8, 400]}
-    for unit, said in (("samples", ("20.0%", "leaves 200 of")), ("tokens", ("about 20.0%", "leaves about 200 of"))):
+    for unit, said in (("samples", ("20.0 %", "leaves 200 of")), ("tokens", ("about 20.0 %", "leaves about 200 of"))):
         print_check(look(LawExecutor(), space=space, training={"batch_unit": unit}))
         printed = " ".join(capsys.readouterr().out.split())
         assert f"1,000 training {unit}; " in printed and all(part in printed for part in said)
-        assert ("about 20.0%" in printed) == (unit == "tokens")
+        assert ("about 20.0 %" in printed) == (unit == "tokens")
 
 
 def walked(law: LawExecutor, **changes: Any) -> list[WalkStep]:

@@ -499,7 +499,7 @@ def test_a_figure_that_changed_without_new_trials_is_named_until_its_batch_size_
         before, after = (times_in(one) for one in (kept_answer(store), compute_answer(store, "toy")))
         assert after[32] == before[32]
         (message,) = moved_in(compute_answer(store, "toy"))
-        assert f"batch 64 by {after[64] / 2.0 - 1:+.1%}" in message and "32" not in message
+        assert f"batch 64 by {100 * (after[64] / 2.0 - 1):+.1f} %" in message and "32" not in message
         save_finding(store, "toy")
     add_trial(store, 64, 9.0, is_contended=True)
     assert moved_in(compute_answer(store, "toy")) == []

@@ -94,7 +94,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> No
     kept.folder.symlink_to(victim)
     assert not kept.is_writable()
     assert kept.file_for(1) is None
-    assert kept.refusal.endswith(": the path is a link; replace the link by a folder")
+    assert kept.refusal.endswith(": the path is a link; replace the link with a folder")
     assert not list(victim.iterdir())
 
 
