@@ -362,8 +362,8 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
         decision = f"not compared: the best {target.metric} at batch {default} is 0"
     elif drop > DROP:
         decision = (
-            f"within {limit:g} train seconds, the best {target.metric} is {percent(drop, 1)} worse at batch {largest} than "
-            f"at batch {default}; use a smaller batch, or retune and regularise"
+            f"within {limit:g} train seconds, the best {target.metric} is {percent(drop, 1)} worse at batch {largest} "
+            f"than at batch {default}; use a smaller batch, or retune and regularise"
         )
     else:
         decision = (

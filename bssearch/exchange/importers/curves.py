@@ -392,8 +392,8 @@ def _runs(
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     if "learning_rate" not in varied:
         notes.append(
-            "no run has a learning rate, so the answer cannot name hardly tuned batch sizes; name the rate's setting with "
-            "--column NAME=learning_rate"
+            "no run has a learning rate, so the answer cannot name hardly tuned batch sizes; name the rate's setting "
+            "with --column NAME=learning_rate"
         )
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
