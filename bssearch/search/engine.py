@@ -82,8 +82,8 @@ class Planner:
             choice = self._needed() or self._sampler.choose(history)
             if choice is None:
                 ending = self._sampler.ending(history)
-            elif self._is_little(choice.expected_improvement):
-                choice, ending = self._last(choice.expected_improvement)
+            elif (expected := choice.expected_improvement) is not None and self._is_little(expected):
+                choice, ending = self._last(expected)
         following = choice or self._next_waiting(fresh=False)
         return (None if following is None else self._plan(following)), ending
 
@@ -100,7 +100,7 @@ class Planner:
         compares = history.incumbent is not None and allocation.evidence_is_due(history)
         return self._compared() if self._sampler.models_time and compares else None
 
-    def _last(self, expected: float | None) -> tuple[Choice | None, str]:
+    def _last(self, expected: float) -> tuple[Choice | None, str]:
         ending = (
             f"the sampler expects a further trial to improve the time to the target by {percent(expected, 2)}, "
             f"less than budget.least_improvement = {percent(self.spec.budget.least_improvement, 2)}; lower "
