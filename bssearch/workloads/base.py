@@ -97,7 +97,7 @@ class Workload(Protocol):
     """One training problem: data, model, loss and metrics.
 
     A sample is one row of ``inputs`` and ``targets``: a tensor, or nested dicts, lists and tuples of tensors. ``load``
-    may also return samples to collate; ``loss``, ``augment`` and ``evaluate`` then get the collated batch.
+    may also return samples to collate; ``loss``, ``augment`` and ``part.chunks`` then use collated batches.
 
     Optional members:
 
@@ -110,8 +110,8 @@ class Workload(Protocol):
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
       list or dict of optimizers, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
     * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]`` replaces warmup and schedule by
-      a pure function from the step (from 0) to the factor. ``horizon_samples`` in ``configuration.parameters`` still
-      ends the trial.
+      a pure function from the step (from 0) to the rate's factor. ``horizon_samples`` in ``configuration.parameters``
+      still ends the trial.
     * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step, and returns the
       loss to log. bssearch then measures no gradient noise scale.
     * ``tokens_per_sample: int``: predicted tokens per training sample.

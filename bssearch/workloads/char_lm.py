@@ -35,9 +35,9 @@ class CharLM:
     """Predict the next character: 90 % of the text train, the next 5 % validate, the last 5 % test.
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder.
-    The default is the standard library's top-level modules. The text joins the files in the order of their paths, up to
-    ``max_characters``. Windows have ``context`` + 1 characters; with ``lines``, a window also ends with a line. At most
-    ``validation_sequences`` windows validate.
+    The default text is the standard library's top-level modules. The text joins the files in the order of their paths,
+    up to ``max_characters``. Windows have ``context`` + 1 characters; with ``lines``, a window also ends with a line.
+    At most ``validation_sequences`` windows validate.
     """
 
     text: str | None = None
@@ -59,7 +59,7 @@ class CharLM:
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """The characters that a sample predicts; None with ``lines``."""
+        """A sample's predicted characters; None with ``lines``."""
         return None if self.lines else self.context
 
     def load(self, device: torch.device) -> Data:

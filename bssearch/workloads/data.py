@@ -197,7 +197,7 @@ class TokenPart(HostPart):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Training, validation and test data, as `Part` objects or as arguments of `Part.of`.
+    """Training, validation and test data, as `Part` objects or arguments of `Part.of`.
 
     Search trials never read ``test``. ``train`` may be None with ``train_batches``.
 

@@ -111,7 +111,7 @@ class FineTune:
         check_whole(self, "validation_samples", low=CLASSES, high=HELD_OUT)
 
     def load(self, device: torch.device) -> Data:
-        """Return float32 images (samples, 1, 28, 28) and int64 targets (samples, 2); only new classes train.
+        """Return float32 images (samples, 1, 28, 28) and int64 targets (samples, 2); ``train`` has only new classes.
 
         A target is the class, then 1 if the pre-trained network was right, else 0.
         """
