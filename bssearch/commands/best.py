@@ -83,8 +83,9 @@ Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
     """Return a stored study's answer, or the answer for another ``target``.
 
-    bssearch predicts the answer for a harder target. Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`,
-    and `UsageError` for an impossible prediction.
+    bssearch predicts the answer for a harder target, unless an imported trial reached this target.
+
+    Raises `NotFoundError`, `DatabaseError` or `TargetNotReachedError`, and `UsageError` if a prediction is impossible.
 
     Example: ``print(bssearch.best("digits").optimal.batch_size)``
     """

@@ -79,7 +79,8 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     for before, after in itertools.pairwise(ordered):
         require(
             before.samples != after.samples,
-            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave out one checkpoint",
+            f"checkpoints {before.path} and {after.path} are both after {after.samples} samples; leave out one "
+            "checkpoint",
         )
     return ordered
 
@@ -244,16 +245,19 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
             yield f"note: {one.notice}"
     rises, plan = is_rising([one.found for one in found]), found[0].plan
     if rises is not None and len({one.found.batch_size for one in found} - {None}) == 1:
-        yield "The local critical batch size is equal at all checkpoints, so a growing schedule gains nothing."
+        yield (
+            "The largest batch size that holds is equal at all checkpoints with an answer, so a growing schedule gains "
+            "nothing."
+        )
     elif rises:
         yield (
-            "The local critical batch size grows along the checkpoints and never falls. Train with this schedule: "
+            "The largest batch size that holds grows along the checkpoints and never falls. Train with this schedule: "
             f"`bssearch trial add {spec.name} {schedule_words(found)}`."
         )
     elif rises is not None:
-        yield "The local critical batch size falls between two checkpoints, so a growing schedule does not fit."
+        yield "The largest batch size that holds falls between two checkpoints, so a growing schedule does not fit."
     yield (
-        f"Each branch has {plan.samples} samples. The end of a branch is the mean validation {spec.target.metric} "
+        f"Each branch trains on {plan.samples} samples. A branch's end is the mean validation {spec.target.metric} "
         f"over the last quarter. A batch size holds if no branch diverges and the mean end of {repeats} branches is "
         f"within the one-sided 95 % bound of batch size {plan.batch_sizes[0]}."
     )
@@ -273,12 +277,12 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 def answer(found: LocalCriticalBatch, base: int) -> str:
     match found.verdict:
         case "found":
-            return f"the local critical batch size is {found.low}, because batch size {found.high} has a worse metric."
+            return f"the local critical batch size is {found.low}, because batch size {found.high} does not hold."
         case "at_least":
             return f"the local critical batch size is at least {found.low}, because all tried batch sizes hold."
         case "below":
             return (
-                f"the local critical batch size is below {found.high}, whose metric is worse; the smallest tried "
+                f"the local critical batch size is below {found.high}, which does not hold; the smallest tried "
                 f"batch size is {base}."
             )
         case "cannot_tell":
@@ -419,8 +423,8 @@ class Branching:
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
         """Branch at batch sizes B, 2B, 4B, … until a size worsens the metric or does not fit.
 
-        Runs only B if the branches at B give no bound of the metric. Raises `LaunchError` if B does not fit, and
-        `UsageError` if a branch fails or the checkpoint's metric is unknown.
+        Runs only B if the branches at B give no answer. Raises `LaunchError` if B does not fit, and `UsageError` if a
+        branch fails or the checkpoint's metric is unknown.
         """
         base_size, *larger = self._plan.batch_sizes
         measured = self._size(point, base_size)

@@ -65,7 +65,7 @@ LONGEST_S = 10.0  # limit for all runs together, in seconds; the rest of a check
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
-    """Yield a (code, sentence) for each searched parameter that does not change the loss.
+    """Yield a (code, sentence) for each searched workload parameter that does not change the loss.
 
     Yields only ``parameters_not_tried`` if the runs would take over `LONGEST_S` seconds. ``probe`` has the default's
     step and evaluation seconds.
@@ -206,7 +206,7 @@ class Check(Model):
 
 
 def check(spec: GivenSpec, launch: Launch = HERE, *, walk: bool = False) -> Check:
-    """Try a study's workload for a few seconds without storing results.
+    """Try a study's workload briefly, without storing results.
 
     ``walk`` answers six questions, from the memory budget to the objective, with measured figures.
 
@@ -428,7 +428,7 @@ class DefaultRun(Model):
 
 
 class TargetRow(Model):
-    """A possible target, the number of runs that reach the target, and their median time.
+    """A possible target, the number of runs that reach the target, and the median time of all runs.
 
     The time is null if at least half of the runs miss the target.
     """
@@ -467,7 +467,8 @@ def advise_target(
     The proposal is the median best metric, eased by ``margin`` and rounded to the easier side. ``margin`` has the unit
     of the metric. ``on_run`` receives each run. The database stores no run.
 
-    Raises `UsageError` for wrong ``runs`` or ``margin``, and `LaunchError` if the default does not train.
+    Raises `UsageError` for wrong ``runs`` or ``margin``, and `LaunchError` if the default does not train. Other errors
+    are as in `bssearch.run_study`.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """

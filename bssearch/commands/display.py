@@ -185,7 +185,7 @@ class Lines(Listener):
 
 
 class Display(Lines):
-    """Prints notes above a live table, which ``show`` replaces."""
+    """Prints notes above a live table, which ``show`` draws."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ def refuse_unknown_sources(spec: StudySpec, study: StudyRecord) -> None:
     )
     require(
         package is None or known.get("sampler") == package,
-        f"the stored study {study.name!r} names sampler = {package!r}, which OptunaHub downloads, but bssearch has no "
+        f"the stored study {study.name!r} names sampler = {package!r}, a download from OptunaHub, but bssearch has no "
         "record here that you ran this study with this package",
         hint="run `bssearch run` with your own spec and this sampler first",
     )
@@ -107,7 +107,7 @@ def _hub_package(spec: StudySpec) -> str | None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` unless the spec names a workload that bssearch can import."""
+    """Raise `UsageError` if the spec names no workload, or a workload that was passed in Python."""
     require(
         spec.workload != GIVEN_IN_PYTHON,
         f"workload: the spec of study {spec.name!r} names no workload",
@@ -257,15 +257,13 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         )
     require(
         untrained is not None,
-        f"target.metric = {target.metric!r} is not a finite number for an untrained model; "
-        "trials with such a metric end as diverged",
+        f"the {target.metric} of an untrained model is not a finite number; trials with such a metric end as diverged",
         hint="choose another metric, or correct the workload's evaluation",
         error=SpecError,
     )
 
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
-    """Raise `QuestionChangedError` if the stored study asks another question."""
     before = spec_of(stored)
     # Times with other threads, and steps on other devices, are not comparable.
     own, its = ({"threads": one.executor.threads, "devices": one.executor.world_size} for one in (before, spec))
@@ -428,7 +426,7 @@ class OpenStudy:
 
 @contextmanager
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
-    """Create or open a spec's study with an executor; close the study and the executor at the end.
+    """Create or open a spec's study with an executor; close both at the end.
 
     Deletes a new study if the workload fails before the first measurement.
     """

@@ -52,7 +52,7 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
         each = f" on each of {devices} devices" if devices > 1 else ""
         yield (
             "many_accumulation_steps",
-            f"batch {spec.batch_sizes[-1]} accumulates {steps} micro-batches of {micro}{each}, so a step takes about "
+            f"batch {spec.batch_sizes[-1]} is split into {steps} micro-batches of {micro}{each}, so a step takes about "
             f"{steps} × the time of a micro-batch; raise space.max_micro_batch_size, or lower space.batch_size",
         )
     yield from _about_the_learning_rate(spec, found)
@@ -119,14 +119,14 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
         begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"{begins}, but {reaches}; search a warmup, for example of 0 to 1 epochs, which guides recommend for at "
-            f"least {WARMUP_RATIO} × the default",
+            f"{begins}, but {reaches}; search a warmup, for example of 0 to 1 epochs, because guides recommend warmup "
+            f"from {WARMUP_RATIO} × the default on",
         )
     micro, steps = _most_micro_batches(spec)
     if steps > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
             "learning_rate_ignores_accumulation",
-            f"batch {largest} accumulates micro-batches of {micro}, but space.learning_rate = {rates[0]:g} is the "
+            f"batch {largest} is split into micro-batches of {micro}, but space.learning_rate = {rates[0]:g} is the "
             f"same at every batch size; write space.learning_rate as {{low: …, high: …, rule: sqrt}}",
         )
 
@@ -146,8 +146,8 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
         if middle > most:
             yield (
                 "fine_tuning_learning_rate",
-                f"the middle of space.learning_rate, {middle:.3g}, is above {bound}; lower the range to keep the "
-                "pretrained weights",
+                f"the middle learning rate for {optimizer.name}, {middle:.3g}, is above {bound}; lower "
+                "space.learning_rate to keep the pretrained weights",
             )
         if spec.default_configuration.optimizer == optimizer.name and default > most:
             yield (
@@ -163,7 +163,7 @@ FEW_STEPS = 50  # with fewer steps per trial, learning rates are hardly comparab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckEvidence:
-    """Measurements of a check: step times by batch size, and the default's short trial with its curve."""
+    """The measurements of a check."""
 
     spec: StudySpec
     found: WorkloadDescription
@@ -202,7 +202,7 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
             info.chance is None and evidence.found.train_samples is not None,
             f"the workload declares no chance level of {target.metric}, so trials without progress run to "
             "their limit; declare MetricInfo(chance=…)"
-            + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
+            + ("" if untrained is None else f" (an untrained model has {target.metric} = {untrained:.4g})"),
         ),
         (
             "chance_differs",
@@ -300,8 +300,8 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
         (
             "out_of_memory",
             probe.micro_batch_size < wanted,
-            f"a micro-batch of {wanted} does not fit into memory, so batch {probe.batch_size} accumulates "
-            f"micro-batches of {probe.micro_batch_size}",
+            f"a micro-batch of {wanted} does not fit into memory, so batch {probe.batch_size} is split "
+            f"into micro-batches of {probe.micro_batch_size}",
         ),
         (
             "few_steps",

@@ -38,7 +38,7 @@ class BeyondRequest(Request):
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A target that is harder than the study's target.")] = None
     samples: Annotated[
-        Positive | None, Option("Training samples with the best batch size, instead of a target.", unit="samples")
+        Positive | None, Option("Samples to train on at the best batch size, instead of a target.", unit="samples")
     ] = None
     db: Database = None
 
@@ -75,7 +75,7 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
         f"expect {number(run.low or 0)} to {number(run.high or 0)} steps",
     }
     if best == predicted.batches[-1].batch_size:
-        told["largest"] = f"batch {best} is the largest size of the study, so the optimum may be larger"
+        told["largest"] = f"batch {best} is the largest size with a prediction, so the optimum may be larger"
     return BeyondPlan(
         **dict(predicted),
         study=asked.study,
@@ -230,7 +230,7 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 
 @planned(ScaleRequest)
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
-    """Estimate the time, cost and efficiency of 1 to ``devices`` devices, and the most devices worth the cost.
+    """Estimate the time, cost and efficiency of 1 to ``devices`` devices, and the largest number worth the cost.
 
     Stated values override ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
 

@@ -207,7 +207,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
-    remarks = [] if probe.settled else ["the time limit stopped the timing before a precision of 2 %"]
+    remarks = [] if probe.settled else ["the timing ended before a precision of 2 %"]
     if probe.micro_batch_size < probe.batch_size:
         remarks.append(f"in micro-batches of {probe.micro_batch_size}")
         if fit is not None:
@@ -230,7 +230,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
     """Time the default configuration at every batch size that fits, in ascending order.
 
-    A size's timing ends at a precision of 2 %, or after ``seconds_limit``. The result pools all timings of a size.
+    A size's timing usually ends at a precision of 2 %, or after ``seconds_limit``. The result pools a size's timings.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
@@ -282,7 +282,7 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that fits, each size in a new process."""
+    """Find the largest micro-batch that fits; each size runs in a new process."""
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(

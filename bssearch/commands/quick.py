@@ -316,7 +316,7 @@ def caveats(
             "fixed_horizon",
             horizon is not None,
             f"the default's {parameters.get('schedule')} schedule ends after {horizon or 0:g} samples, so runs "
-            "compare the final metric, not the time to the target",
+            "differ in the final metric, not in the time to the target",
         ),
         (
             "fine_tuning",
@@ -440,11 +440,13 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
         run = ended_run(study.history(), configuration)
         if run is not None and _trains(run, _gains(study, run)):
             hint = f"make another study with --set default.learning_rate={rate:.3g} --set name={study.spec.name}-2"
-            return UsageError(f"{problem}; the default trains with {rate:.3g}", hint=hint)
+            return UsageError(f"{problem}; the default trains with learning rate {rate:.3g}", hint=hint)
         tried.append(f"{rate:.3g}")
     longer = f"raise --seconds {plan.seconds:g} for a longer training; " if default.state is TrialState.CAPPED else ""
     hint = f"{longer}test the workload, the loss and the first steps with `bssearch check`"
-    return UsageError(f"{problem}; learning rates {' and '.join(tried)} do not train either", hint=hint)
+    return UsageError(
+        f"{problem}; the default does not train with learning rate {' or '.join(tried)} either", hint=hint
+    )
 
 
 def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:

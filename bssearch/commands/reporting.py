@@ -169,7 +169,7 @@ def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[tuple[Listener, Reporter | None]]:
-    """Yield a run's listener, and the reporter if the spec names boards; raise `UsageError` for an unusable board."""
+    """Yield a run's listener, and its reporter or None; raise `UsageError` for an unusable board."""
     names = boards_of(spec) if reports else ()
     check_boards(names)
     if not names:

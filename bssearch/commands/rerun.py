@@ -113,7 +113,7 @@ class Rerun(Model):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored trial with its original ``spec`` and ``request``."""
+    """A stored trial with its ``spec``, and the ``request`` of a rerun."""
 
     study: StudyRecord
     spec: StudySpec
@@ -142,7 +142,8 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
     stopped trial stops at the trial's last evaluation. Set ``launch.workload`` if this machine does not know the
     workload.
 
-    Raises `UsageError` for ``runs`` < 1, a trial that cannot run again, or unknown code, and the errors of `run_study`.
+    Raises `UsageError` if ``runs`` < 1, if the trial cannot run again, or if this machine does not know the code or the
+    cluster. Other errors are as in `run_study`.
 
     Example: ``print(bssearch.rerun("digits", 12, runs=2))``
     """
@@ -323,7 +324,7 @@ def reproduction(store: Store, study: str, trial: int, *, names_database: bool =
     words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))
     if names_database and store.has_secret:
-        notes.append(f"set BSSEARCH_DB_URL to the URL of {store.masked_url}")
+        notes.append(f"set BSSEARCH_DB_URL to {store.masked_url}, with the secret instead of ***")
     elif names_database:
         words += ["--db", store.masked_url]
     return Reproduction(shlex.join(words), tuple(notes))
@@ -342,7 +343,7 @@ def _notes(stored: Stored) -> Iterator[str]:
     yield f"code: {', '.join(filter(None, code))}{dirty}" + (
         ""
         if stored.spec.workload in SHIPPED
-        else "; run the command in the workload's folder, and add --workload if the workload has changed"
+        else "; run the command in the workload's folder, and add --workload if this machine does not know this version"
     )
     device = environment.device_name + (f" ({uuid})" if (uuid := stored.outcome.device_uuid) else "")
     yield (

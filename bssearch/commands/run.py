@@ -51,7 +51,7 @@ def run_study(
 
     Several processes and machines may run one study. With ``scales``, the answer comes from the study of the
     largest scale. ``from_quick`` starts the search from a quick answer, and makes a missing quick answer first.
-    ``from_study`` names a study whose best configuration and missing runs become the first trials.
+    ``from_study`` names a study whose best configuration and missing runs become a new study's first trials.
 
     Raises any `BSSearchError`, such as `TargetNotReachedError` if no trial reached the target.
 
@@ -214,8 +214,8 @@ def confirm_study(
         else:
             sizes = sorted({one.batch_size for one in after_search.finalists(study.history())})
             study.listener.note(
-                f"making {plural(to_budget_runs, 'run')} at each batch size ({', '.join(map(str, sizes))}), up to "
-                f"{spec.budget.trial_train_seconds:g} train seconds"
+                f"making {plural(to_budget_runs, 'run')} at each batch size ({', '.join(map(str, sizes))}), each run "
+                f"up to {spec.budget.trial_train_seconds:g} train seconds"
             )
             driver.run_planned(partial(after_search.next_run, runs=to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
@@ -268,7 +268,7 @@ def audit_study(
         train_seconds: budget, after which no run starts (default: `FULL_TRIALS` full trials).
         run: if False, or if the study is imported, judge stored runs only.
 
-    Raises `UsageError` for runs < 1 or seconds < 0, and the errors of `run_study`.
+    Raises `UsageError` for wrong ``runs`` or ``train_seconds``. Other errors are as in `run_study`.
 
     Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
@@ -354,7 +354,7 @@ def _further_run(history: History, found: Sequence[Case], runs: int, most: int) 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield the missing runs case by case.
 
-    Also repeats lost and cancelled runs, failed runs once, and runs that missed the target under a lower time limit.
+    Repeats lost and cancelled runs, runs that failed once, and runs that missed the target under a lower time limit.
     """
     made = CompletedRuns(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:

@@ -1,4 +1,4 @@
-"""A study trained by the user's function or loop, for notebooks and frameworks."""
+"""A study that runs the user's function or loop, for notebooks and frameworks."""
 
 import hashlib
 import inspect
@@ -25,7 +25,7 @@ Objective = Callable[[Trial], object]
 
 
 class Study:
-    """A study in this process, trained by ``objective`` or between `ask` and `tell`.
+    """A study in this process. ``objective``, or your code between `ask` and `tell`, trains each trial.
 
     ``spec``, a `StudySpec`, dict or path, must name no workload. Trials run one by one in the calling thread.
 
@@ -43,7 +43,7 @@ class Study:
         spec, launch = loaded(spec, launch)
         require(
             spec.workload in {GIVEN_IN_PYTHON, OBJECTIVE},
-            f"the spec of study {spec.name!r} names the workload {spec.workload!r}, but a Study trains its objective",
+            f"the spec of study {spec.name!r} names the workload {spec.workload!r}, but a Study runs an objective",
             hint="run a workload with bssearch.run_study(spec)",
         )
         self.spec = spec.model_copy(update={"workload": OBJECTIVE})
@@ -88,10 +88,10 @@ class Study:
     def ask(self) -> Trial | None:
         """Return the next trial, with all random generators seeded, or None once the study has ended.
 
-        The first trials only time the loop. Train these trials until ``trial.should_stop``, too. Raises `UsageError`
-        unless `tell` has ended the last trial, and any error that ends the study.
+        The first trials may only time the loop. Train these trials until ``trial.should_stop``, too. Raises
+        `UsageError` unless `tell` has ended the last trial. Raises any error that ends the study.
         """
-        require(self._asked is None, "call tell() before ask(), because one trial trains at a time")
+        require(self._asked is None, "call tell() before ask(), because only one trial runs at a time")
         piece = self._search.next_piece()
         if piece is None:
             self._search.join()
@@ -103,7 +103,9 @@ class Study:
     def tell(self, trial: Trial, error: BaseException | None = None) -> None:
         """Report a trial's end, or its ``error``; raise `UsageError` unless `ask` returned this trial last."""
         if self._asked is None or self._asked.trial is not trial:
-            raise UsageError("tell() got an unknown trial; pass the trial that ask() returned last")
+            raise UsageError(
+                "tell() got a trial that has ended, or that ask() did not return last; call tell() once for each trial"
+            )
         piece, self._asked = self._asked, None
         piece.end(error)
 
@@ -117,7 +119,7 @@ class Study:
         )
 
     def close(self) -> None:
-        """End the study now, and keep the ended trials."""
+        """Stop the search now, and keep the ended trials."""
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.let_go()

@@ -135,7 +135,7 @@ def with_schedule(
     )
     require(
         spec.workload != OBJECTIVE,
-        f"{BATCH_STAGES} does not work with a function, whose batch size cannot grow; use a script or a workload",
+        "a batch schedule does not work with a function, whose batch size cannot grow; use a script or a workload",
     )
     require(
         not spec.is_program or not schedule.is_measured,
@@ -168,7 +168,7 @@ def _check_starts(schedule: BatchSchedule, probes: Mapping[int, ProbeRecord], li
         require(
             stage.start_samples - before.start_samples <= left,
             f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples, but a trial of "
-            f"{limit:g} s trains only {before.start_samples + left:.0f} samples; begin this stage earlier",
+            f"{limit:g} s trains on only {before.start_samples + left:.0f} samples; begin this stage earlier",
         )
         spent += (stage.start_samples - before.start_samples) / before.batch_size * seconds
 

@@ -247,7 +247,7 @@ def test_figures_disagree_where_their_intervals_are_apart() -> None:
     assert "[1, 1.2]" in told.message and "[2, 2.5]" in told.message
     assert "have equal" in told.message
     [told_of_all] = in_words(agreement)
-    assert "agree on batch 32" in told_of_all and "not on its cost" in told_of_all
+    assert "agree on batch 32" in told_of_all and "not on its objective value" in told_of_all
 
 
 @pytest.mark.parametrize(

@@ -468,7 +468,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
             ["--checkpoint", "plain.pt", "--checkpoint", "early.pt", "--tokens", "512"],
             "the samples before checkpoint plain.pt are unknown",
         ),
-        (["--checkpoint", "early.pt", "--checkpoint", "early.pt", "--tokens", "512"], "both have 400 samples"),
+        (["--checkpoint", "early.pt", "--checkpoint", "early.pt", "--tokens", "512"], "are both after 400 samples"),
     ],
 )
 def test_what_cannot_be_branched_is_refused_in_words(folder: Path, words: list[str], message: str) -> None:

@@ -146,7 +146,7 @@ def test_that_what_runs_is_stopped_is_said_once(
     node = make_node(tmp_path / "node", **{**QUICK, "workload_settings": {"step_seconds": 0.2}})
     put(store, "mine")
     said = serve(node, url, hears=lambda line: "trial 1 runs" in line and pause_study(store, "mine"))
-    assert said.count("stopping the running trials") == 1, said
+    assert said.count("pausing or stopping the running trials") == 1, said
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_worker_s_own_options_are_checked(node: Path, url: str, options: dict[
         ),
         (
             {"tags": ("gpu:h200", "a:b")},
-            "no present worker with this template has all tags of the study; the nearest worker lacks gpu:h200",
+            "no present worker with this template has all tags of the study (fewest missing: gpu:h200)",
         ),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
@@ -280,7 +280,7 @@ def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serve
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
         store.queue.keep_worker(record(name, templates=offered, tags=tags))
     [row] = queued_studies(store).submissions
-    assert row.reason == "no present worker with this template has all tags of the study; the nearest worker lacks a:b"
+    assert "(fewest missing: a:b)" in row.reason
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(store: Store) -> None:

@@ -144,10 +144,10 @@ def test_a_default_that_does_not_get_there_is_compared_at_part_of_the_way(ask: A
     [
         (
             0.1,
-            r"learning_rate = 0\.14 at batch 64 \(loss is nan\); the default trains with 0\.0156",
+            r"learning_rate = 0\.14 at batch 64 \(loss is nan\); the default trains with learning rate 0\.0156",
             f"--set default.learning_rate=0.0156 --set name={SPEC.name}-2",
         ),
-        (0.0, r"learning rates 0\.0156 and 1\.26 do not train", "the first steps"),
+        (0.0, r"does not train with learning rate 0\.0156 or 1\.26 either", "the first steps"),
     ],
 )
 def test_a_default_that_does_not_train_is_refused_with_the_rates_that_were_tried(

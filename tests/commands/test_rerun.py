@@ -241,7 +241,7 @@ def test_a_password_is_in_no_printed_command(runs: Runs, postgres: Postgres, mon
         monkeypatch.setattr(Store, "has_secret", True)
         secret = reproduction(store, "toy", 1, names_database=True)
         assert secret.command == "bssearch trial rerun toy 1"
-        assert f"set BSSEARCH_DB_URL to the URL of {store.masked_url}" in secret.notes
+        assert f"set BSSEARCH_DB_URL to {store.masked_url}, with the secret instead of ***" in secret.notes
         monkeypatch.undo()
         assert not store.has_secret
     with open_store(postgres.cleared_database().replace("postgres@", "postgres:secret@")) as store:

@@ -276,7 +276,7 @@ def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str,
 @pytest.mark.parametrize(
     ("workload", "values", "expected"),
     [
-        ("objective", {"batch_stages": "400:64"}, "batch_stages does not work with a function"),
+        ("objective", {"batch_stages": "400:64"}, "a batch schedule does not work with a function"),
         ("train.py", {"batch_stages": "64", "batch_noise_share": 1}, "'noise_scale' does not work with a program"),
     ],
 )

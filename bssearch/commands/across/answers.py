@@ -131,7 +131,8 @@ def precision_of(study: StudyRecord) -> str:
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
     if not studies:
         return NotFoundError(
-            "there is no study yet", hint="make a study with `bssearch run SPEC`, or name another database with --db"
+            "the databases have no study, or only archived studies",
+            hint="make a study with `bssearch run SPEC`, or name another database with --db",
         )
     return NotFoundError(
         f"no study matches {asked.in_words}", hint=f"choose from {'; '.join(_there_are(asked, studies))}"
@@ -301,7 +302,7 @@ class Agreement(Agreed):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Compare findings in pairs; needs at least one finding."""
+    """Compare findings of equal questions in pairs; needs at least one finding."""
     named = labelled(without_copies(found))
     asked = grouped((tuple(one.question.in_words.values()), (label, one)) for label, one in named)
     questions = [_of_one_question(named) for named in asked.values()]
@@ -358,7 +359,7 @@ def _between(name: str, one: Finding, other_name: str, other: Finding) -> Disagr
     differences = list(differing(one, other))
     told = [f"{name} {_recommends(one)}, {other_name} {_recommends(other)}"]
     if "figure" in about:
-        told.append(f"{name} needs {_figure(one)}, {other_name} {_figure(other)}")
+        told.append(f"{name} measured {_figure(one)}, {other_name} measured {_figure(other)}")
     return Disagreement(
         between=[name, other_name],
         about=about,
@@ -444,7 +445,7 @@ def _told_of(one: QuestionAgreement) -> str:
         return f"One study answers: batch {size}{within}."
     if size is None:
         return f"The {answers} answers do not agree: no batch size is within 5 % of the best in every answer."
-    cost = "" if one.agree else ", but not on its cost"
+    cost = "" if one.agree else ", but not on its objective value"
     return f"The {answers} answers agree on batch {size}{within}{cost}."
 
 
@@ -504,8 +505,8 @@ def best_across(
 ) -> AcrossAnswer:
     """Return the answers of all matching studies, and their agreement.
 
-    Archived studies do not count. Raises `UsageError` if no condition is given, `NotFoundError` if no study matches,
-    `TargetNotReachedError` if no study has an answer, and `DatabaseError` for an unusable database.
+    Skips archived studies. Raises `UsageError` if no condition is given or ``target`` is wrong, `NotFoundError` if no
+    study matches, and `TargetNotReachedError` if no match has an answer. An unusable database raises `DatabaseError`.
 
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """

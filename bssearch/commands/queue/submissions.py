@@ -185,7 +185,7 @@ def asked_in_file(path: Path) -> AskedStudy:
         )
     require(
         name is None or isinstance(name, str),
-        f"{path}: name = {shortened(name)} must be a text; put the name in quotes",
+        f"{path}: name = {shortened(name)} must be a string; put the name in quotes",
         error=SpecError,
     )
     values: dict[str, Value] = {}
@@ -216,7 +216,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
     if isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(is_number, value))):
         return value
     raise SpecError(
-        f"{where}: {key} = {shortened(value)} must be a number, true or false, a text, or a list of numbers"
+        f"{where}: {key} = {shortened(value)} must be a number, true or false, a string, or a list of numbers"
     )
 
 
@@ -314,7 +314,10 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
     missing = ", ".join(fewest)
-    return f"no present worker with this template has all tags of the study; the nearest worker lacks {missing}"
+    return (
+        f"no present worker with this template has all tags of the study (fewest missing: {missing}); start a worker "
+        "with all tags"
+    )
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

@@ -52,8 +52,8 @@ _LOOK_SECONDS = 0.1
 class Stop:
     """Handles SIGTERM and Ctrl-C by calling ``obey`` in a thread.
 
-    If the ``with`` block still runs ``within`` seconds later, calls ``kill``, and ends the process after
-    `LEAVES_WITHIN_S` more seconds. Outside the main thread, `Stop` handles no signal; call `ask` instead.
+    If the ``with`` block runs ``within`` seconds longer, calls ``kill``. If the block runs `LEAVES_WITHIN_S` more
+    seconds, ends the process. Outside the main thread, `Stop` handles no signal; call `ask` instead.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -125,7 +125,6 @@ class End:
     failed_here: bool = False  # True if failures in a row lengthen the time
 
     def alone_after(self, failures: int) -> float:
-        """Return the seconds to skip the study after this number of failures in a row."""
         return min(REFUSED_FOR_S, self.alone_seconds * float(LONGER) ** max(0, failures - 1))
 
 
@@ -253,7 +252,7 @@ ALL = Serving()
 def run_worker(
     templates: Path | str, launch: Launch = HERE, serving: Serving = ALL, *, tell: Tell = lambda line: None
 ) -> None:
-    """Serve the queue with a file's templates until SIGTERM or Ctrl-C, which pause trials.
+    """Serve the queue with a file's templates until SIGTERM or Ctrl-C, which pause or stop trials.
 
     With ``serving.until_empty``, also ends if the queue has no study that this worker can serve soon. Serves one study
     at a time, by priority, then by age. Raises `SpecError` or `NotFoundError` for an unusable file, and `DatabaseError`
@@ -423,7 +422,7 @@ class QueueWorker:
                 if found is None or is_another or found.state is not SubmissionState.WAITING:
                     if not is_stopping:
                         what = "submitted again" if is_another else found.state if found else "deleted"
-                        self._tell(f"{one.name}: {what}; stopping the running trials")
+                        self._tell(f"{one.name}: {what}; pausing or stopping the running trials")
                     is_stopping = True
                     shift.interrupt()
                 elif shift.is_ending:
