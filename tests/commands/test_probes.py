@@ -169,8 +169,12 @@ def test_what_would_be_timed_in_smaller_micro_batches_than_those_in_force_is_lef
     assert missing_step_times(SPEC, store, HERE, trials=[]) == []
 
 
-def test_where_nothing_fits_no_step_is_timed_and_no_noise_measured(store: Store) -> None:
+def test_where_nothing_fits_no_step_is_timed_and_no_noise_measured(store: Store, tmp_path: Path) -> None:
     assert probe_step_times(open_study(store, ProbedExecutor(fits_up_to=0))) == []
+    launch = Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: ProbedExecutor(fits_up_to=0))
+    report = step_time(SPEC, launch)
+    assert report.document["throughput_knee"] is None
+    assert len(report.sentences) == 1 and "None" not in report.sentences[0]
     with pytest.raises(LaunchError, match="does not fit into memory"):
         probe_noise(open_study(store, ProbedExecutor(fits_up_to=0)))
 
