@@ -21,9 +21,9 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """The device on which the study ran.
+    """The device of the answer's times.
 
-    A prediction for another device has only the name.
+    In a prediction for another device, only the name is known.
 
     Attributes:
         threads: CPU threads per trial; null unless the device is a CPU.
@@ -46,7 +46,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """The median over seeds with the 95 % interval.
+    """The median over seeds with the 95 % interval, or a prediction if ``runs`` is 0.
 
     The interval is null if unknown, for example with fewer than three runs.
     """
@@ -62,7 +62,7 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds to the target; ``runs`` is 0 for a prediction."""
+    """Seconds to the target."""
 
     basis: Basis | Literal["predicted"]
 
@@ -72,7 +72,7 @@ class Ratio(Model):
 
     ``at_least`` is true for a lower bound, if at least half of the worse configuration's runs missed the target. The
     posterior gives the interval between the best configurations of two confirmed batch sizes. Otherwise, Welch's t-test
-    gives the interval.
+    gives the interval, if known.
     """
 
     value: float
@@ -101,7 +101,7 @@ class Restricted(Model):
 class Optimal(Model):
     """The recommended configuration.
 
-    Metrics are on the test part, except ``further_metrics`` with names that begin with "training".
+    ``test_metric`` and ``further_metrics`` are on the test part, except metrics with names that begin with "training".
     """
 
     batch_size: int
@@ -129,7 +129,7 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran, if possible without accumulation.
 
-    ``bounded_by_memory`` is true if a micro-batch up to the next batch size, or up to twice as large, ran out of
+    ``bounded_by_memory`` is true if a micro-batch up to the next batch size, or up to 2 × ``batch_size``, ran out of
     memory.
     """
 
@@ -249,8 +249,8 @@ class OnDevices(Model):
         predicted_s: Steps to the target × the probed step time.
         seconds: On the study's devices, the median seconds to the target. On more devices, steps × the runs' step
             time. Without runs, ``predicted_s``.
-        reduce_share: Share of step time that more devices add at an equal micro-batch size, mostly gradient
-            reduction.
+        reduce_share: Share of the step time that is due to more devices at an equal micro-batch size, mostly to
+            gradient reduction.
         on_front: True on the Pareto front of seconds and cost.
         contenders: Pairs (batch size, micro-batch size) to run next.
     """
@@ -323,11 +323,10 @@ class Answer(Model):
     Attributes:
         tied: Batch sizes shown to be within 5 % of the best.
         worse: Batch sizes shown to be more than 5 % worse than the best.
-        within_5_percent: Probability that the recommended batch size costs at most 5 % more than the best, if fully
-            tuned.
+        within_5_percent: Probability that the recommended batch size costs at most 5 % more than the best, if all sizes
+            are fully tuned.
         provisional: True if ``within_5_percent`` is unknown or below 0.9, or if training ignores the seed.
-        configuration_within_5_percent: Probability that the recommended values, without further tuning, cost at most
-            5 % more than the best.
+        configuration_within_5_percent: ``within_5_percent`` without further tuning of the recommended values.
 
     ::
 
@@ -392,13 +391,13 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """``wall`` or ``reported`` if a program's clock gave the seconds; otherwise None."""
+        """The basis of the seconds if ``wall`` or ``reported``; otherwise None."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def settling(self) -> NextStep | None:
-        """The command that would settle a provisional answer, if any."""
+        """The command towards a settled answer, if any."""
         first = next(iter(self.next), None)
         has_missing_runs = self.imported and first is not None and "--to spec" in first.command
         return first if self.would_settle is not None or has_missing_runs else None

@@ -146,7 +146,7 @@ def _in_words(model: ModelParameters) -> str:
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
     """Return the default configuration.
 
-    An imported study takes the configuration of the first run at the default batch size, if any.
+    For an imported study, return the configuration of the first run at the default batch size, if any.
     """
     if not spec.is_imported:
         return spec.default_configuration
@@ -155,7 +155,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if the learning rate of ``best`` is at an end of the range, or of an imported study's tried rates."""
+    """True if the learning rate of ``best`` is near an end of the range, or at an end of an imported study's rates."""
     if not spec.is_imported:
         return spec.space.at_edge(best)
     if not is_rate_known(best):
@@ -222,7 +222,8 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
             reason
             for reason, holds in (
                 (
-                    f"the learning rate is at an end of the {'tried rates' if spec.is_imported else 'range'}",
+                    "the learning rate is "
+                    + ("at an end of the tried rates" if spec.is_imported else "near an end of the range"),
                     bool(reached) and is_at_end(spec, trials, candidate.configuration),
                 ),
                 ("the next smaller batch size takes fewer steps", size in up),

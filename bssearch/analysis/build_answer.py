@@ -403,7 +403,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged within one step: before any update, or at rates at least `NAN_RATES` times apart."""
+    """True if all trials diverged within one step, and the learning rate cannot be the cause."""
     outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
     if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
         return False
@@ -689,8 +689,8 @@ def predict_for_device(
 ) -> Answer:
     """Predict the answer from the study's steps and another device's step times.
 
-    The prediction leaves out trials without a step time, trials of other models than the default's, and trials with
-    growing batches. Notices report these trials.
+    The prediction leaves out batch sizes without a step time, trials of other models than the default's, and trials
+    with growing batches. Notices report these omissions.
 
     Raises:
         UsageError: No batch size with trials has a step time.

@@ -1,6 +1,6 @@
 """The best batch size on W devices.
 
-Seconds are steps S(B) × step time t(B, W), because the steps do not depend on the number of devices.
+On more devices, seconds are steps S(B) × step time t(B, W), because S does not depend on the number of devices.
 """
 
 import math

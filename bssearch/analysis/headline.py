@@ -131,7 +131,7 @@ def what_else(answer: Answer) -> str:
     figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
     if answer.recommendation.rule == "law":
         return (
-            f"Batch {answer.recommendation.least_batch_size} has the least median, but the law and step times favour "
+            f"Batch {answer.recommendation.least_batch_size} has the least median, but all runs together favour "
             f"batch {answer.optimal.batch_size}."
         )
     low, high = answer.flat_range
@@ -294,7 +294,7 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     if not parts:
         return []
     among = " among the confirmed batch sizes," if confirmed else ""
-    message = f"batch {best.batch_size} is best by {noun} only;{among} {'; '.join(parts)}"
+    message = f"batch {best.batch_size} is best by {noun}, but{among} {'; '.join(parts)}"
     return [Notice(code="trade_off", message=message)]
 
 

@@ -1,4 +1,4 @@
-"""Runs that would settle the answer of an imported study."""
+"""Runs that an imported study lacks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def missing_runs(
 ) -> list[MissingRun]:
     """Return at most `MOST` runs to make, the most useful first.
 
-    ``worse`` has the batch sizes shown to be slower than ``best``.
+    ``worse`` has the batch sizes shown to be worse than ``best``.
     """
     by_number = {one.number: one.configuration for one in trials}
     reached = [row for row in batches if row.best is not None and row.objective_value is not None]

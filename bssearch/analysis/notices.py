@@ -100,9 +100,9 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "unconfirmed",
             not verdict.confirmed,
-            "the answer is from single runs, so the best time is partly luck; repeat the best runs with other seeds"
+            "the answer is from single runs, so the best result is partly luck; repeat the best runs with other seeds"
             if spec.is_imported
-            else "the answer is from single search trials, so the best time is partly luck; repeat the best "
+            else "the answer is from single search trials, so the best result is partly luck; repeat the best "
             f"configurations with `{confirm}`",
         ),
         (
@@ -177,7 +177,7 @@ def _about_the_edges(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ve
             is_at_end(spec, trials, verdict.optimal.configuration),
             f"{rate} is at an end of the tried rates; try rates beyond this end"
             if spec.is_imported
-            else f"{rate} is at an end of the range; run a new study with a wider space.learning_rate",
+            else f"{rate} is near an end of the range; run a new study with a wider space.learning_rate",
         ),
     ]
 
@@ -234,8 +234,8 @@ def _about_rivals(spec: StudySpec, verdict: Verdict, worse: Collection[int]) -> 
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"all runs and the law together favour batch {best}; batch {least}, with the least median, is not shown to "
-            "be better",
+            f"batch {least} has the least median, but all runs together favour batch {best}; batch {least} is not "
+            "shown to be better",
         ),
         (
             "smallest_within_5_percent",

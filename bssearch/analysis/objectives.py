@@ -266,7 +266,6 @@ class Objective(ABC):
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """True if ``figure`` is at most 5 % above ``least``."""
         return figure <= FLAT_RATIO * least
 
     def between(
@@ -460,10 +459,7 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Return the planned samples in a trial's first ``steps``, scaled by actual / planned samples of the whole trial.
-
-    The result is None if ``steps`` or the outcome is unknown.
-    """
+    """Return the planned samples in a trial's first ``steps``, scaled by the whole trial's actual / planned samples."""
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)
@@ -482,7 +478,7 @@ AS_GOOD = 0.005  # this share of the target's value is a difference of 5 % by `l
 
 
 class MetricInBudget(Objective):
-    """The best validation metric at the full limit of train seconds, negated if the goal is to maximise.
+    """The best validation metric within the full limit of train seconds, negated if the goal is to maximise.
 
     Trials that ended early have no figure.
     """

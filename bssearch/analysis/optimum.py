@@ -65,7 +65,7 @@ def _reached(one: Candidate) -> int:
 
 
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Return the keys of configurations shown to be worse by `BEATEN_MARGIN` than the best repeated configuration.
+    """Return the keys of configurations shown to be worse by over `BEATEN_MARGIN` than the best repeated configuration.
 
     A missed run counts with the objective value at the last miss. Contended runs count only if the objective value is
     steps × step time.
@@ -200,8 +200,8 @@ class Estimate:
     """The median objective value over seeds with the 95 % interval.
 
     The median is None if at least half of the runs missed the target. The interval is None with fewer than three runs,
-    and for equal runs without step-time error. If a run missed the target, the interval needs at least six runs. More
-    runs do not reduce ``unresolved`` or the error of ``step_time``.
+    and may be None for equal runs. If a run missed the target, the interval needs at least six runs. All runs share
+    ``unresolved`` and the error of ``step_time``.
     """
 
     median: float | None
@@ -378,7 +378,7 @@ Settles = Literal["runs", "tuning", "step_times", "idle_machine"]  # remedies of
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with confirmation runs or a single search trial.
+    """A configuration with repeats or a single search trial.
 
     ``selection`` is the bias of the log objective value from choosing the least value.
     """
@@ -559,9 +559,9 @@ def decide(
 ) -> Verdict | None:
     """Decide the optimum; None unless a configuration reached the target in most runs.
 
-    Search trials decide until every finalist has `FEWEST_RUNS` confirmation runs, or all ``confirmation_runs`` if
-    fewer. Then only confirmation runs decide, compared by `Objective.between`. Incomplete neighbours of the optimum do
-    not count if `begun_late`. Configurations that mostly missed the target cannot be the optimum.
+    Search trials decide until `fewest_runs` is `FEWEST_RUNS`, or ``confirmation_runs`` if smaller. Then confirmation
+    runs decide, compared by `Objective.between`, unless all finalists mostly missed the target. Incomplete neighbours
+    of the optimum do not count if `begun_late`.
 
     The optimum is the smallest batch size shown to be within 5 % of the least median.
     """
@@ -660,7 +660,7 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
-    """Return the runs per configuration that separate a ratio of two medians from 1, accurate to 2 %.
+    """Return the runs per configuration, accurate to 2 %, that separate a ratio of two medians from 1.
 
     With the returned runs, a t-test on logarithms at 5 % has a power of 80 %.
     """
@@ -697,7 +697,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """The regime of the whole interval; "undecided" if the interval spans two regimes."""
+        """The regime of the whole interval; "undecided" if the interval is unknown or spans two regimes."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:

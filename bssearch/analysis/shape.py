@@ -26,7 +26,7 @@ class Model(BaseModel):
 
 
 class Interval(Model):
-    """A value with an interval of 95 % unless stated otherwise; null if unknown."""
+    """A value with an interval of 95 % unless stated otherwise; unknown ends are null."""
 
     value: float
     low: float | None
@@ -70,8 +70,8 @@ BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
 class Predicted(Model):
     """The optimum among runnable sizes, by the law's steps × step time.
 
-    ``interval`` contains the optimum with a probability of 95 %. Each size of ``surely_flat`` is within 5 % of the best
-    with a probability of 95 %.
+    ``interval`` contains the optimum with a probability of 95 %. Each size in ``surely_flat`` is within 5 % of the best
+    with a probability of at least 95 %.
     """
 
     batch_size: int
@@ -103,10 +103,10 @@ class Law(Model):
 
 
 class Fit(Law):
-    """The law, fitted to tuned batch sizes; ``including_untuned`` is the fit to all sizes, if different.
+    """The law, fitted to tuned batch sizes if three or more are tuned, else to all batch sizes.
 
-    ``b_star`` is the batch size with the least predicted time. ``noise_scale_ratio`` is gradient noise scale / critical
-    batch size.
+    ``including_untuned`` is the fit to all batch sizes, null if all are tuned. ``b_star`` is the batch size with the
+    least predicted time. ``noise_scale_ratio`` is gradient noise scale / critical batch size.
     """
 
     alpha_s: float | None

@@ -163,7 +163,7 @@ def test_what_a_rule_is_not_about_is_not_run() -> None:
     )
     one = of(audited(*tuned, spec=other), Rule.LINEAR_RATE)
     assert one.verdict == "not_run" and "adamw" in one.reason
-    assert reasons[Rule.TIMESCALE] == "the rule is about AdamW, but the optimum trains with sgd"
+    assert reasons[Rule.TIMESCALE] == "the rule is about AdamW, but batch 128 trains best with sgd"
     assert reasons[Rule.WARMUP] == "batch 128 is 4× the default batch size, below 8×"
 
 

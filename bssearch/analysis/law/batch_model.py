@@ -294,7 +294,8 @@ class LawFit:
     Attributes:
         deviation: Residual standard deviation of log samples.
         residuals: Geometric mean of samples / the law's samples − 1, by batch size.
-        verdict: "poor" if a residual exceeds 10 % and, with repeats, 3 standard errors or the F-test's 5 % limit.
+        verdict: "poor" if a residual exceeds 10 %. With repeats, the residual must exceed 3 standard errors, or an
+            F-test (5 %) must reject the law.
     """
 
     s_min: float
@@ -340,7 +341,7 @@ class RunnableStep:
 
     Attributes:
         micro_batch_size: Micro-batch size summed over the devices.
-        error: Standard error of the log seconds; None if interpolated.
+        error: Standard error of the log seconds, if known.
     """
 
     batch_size: int

@@ -257,7 +257,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
     """Predict the optimum at a harder target.
 
     Raises:
-        UsageError: ``value`` is not harder or is out of reach, or the curves are too few.
+        UsageError: ``value`` is not harder or is out of reach, or the curves allow no prediction.
     """
     gain, highest = measured.gain(value), _highest(measured)
     require(
@@ -287,7 +287,7 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
     """Predict the optimum after ``samples`` at the best batch size.
 
     Raises:
-        UsageError: The samples are out of range, or the curves are too few.
+        UsageError: The samples are out of range, or the curves allow no prediction.
     """
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes

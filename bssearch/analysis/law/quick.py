@@ -51,7 +51,7 @@ class QuickRun(Model):
 class QuickAnswer(Model):
     """The batch size from a few runs and measurements, without a search.
 
-    A step takes ``alpha_s`` + ``beta_s`` × samples seconds.
+    A step of n samples takes ``alpha_s`` + ``beta_s`` × n seconds.
 
     Attributes:
         interval: Contains the optimum with a probability of 90 %.

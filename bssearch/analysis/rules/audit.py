@@ -186,7 +186,7 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
         known = (
-            "fewer than two batch sizes trained to the same full limit, which takes at least "
+            f"fewer than two batch sizes trained to the same full limit; {FEWEST_RUNS} runs of two sizes take "
             f"{2 * FEWEST_RUNS * spec.budget.trial_train_seconds:.3g} train seconds"
         )
         return _not_run(Rule.GENERALISATION, None, known + command(spec, "study confirm", " --to-budget"))
@@ -204,8 +204,8 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
         known += f"; {FEWEST_RUNS} runs per batch size are necessary{command(spec, 'study confirm', ' --to-budget')}"
         return _not_run(Rule.GENERALISATION, largest.batch_size, known)
     reason = (
-        f"the metric ends {gap.value:.3g} [{gap.low:.3g}, {gap.high:.3g}] worse than batch {found.best_batch_size}; "
-        f"2 points are {points:.3g}"
+        f"the final metric is {gap.value:.3g} [{gap.low:.3g}, {gap.high:.3g}] worse than at batch "
+        f"{found.best_batch_size}; 2 points are {points:.3g}"
     )
     finding: Finding = "held" if gap.low > points else "broke" if gap.high < points else "undecided"
     return _finding(Rule.GENERALISATION, largest.batch_size, Judgement(finding, reason), numbers)
@@ -246,7 +246,7 @@ def _within(ratio: Regret, claimed: tuple[float, float]) -> Finding:
 
 
 def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[RuleFinding]:
-    """Compare step times with and without micro-batches; the rule held if the ratio's interval is within `COSTS`."""
+    """Compare step times with and without accumulation; the rule held if the ratio's interval is within `COSTS`."""
     found = []
     for size in sorted({one.batch_size for one in step_times}):
         here = sorted(
@@ -258,7 +258,7 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
         )
         if whole is not None and split is not None:
             found.append(_cost(whole, split, command(spec, "study audit")))
-    known = "no batch size has step times both with and without micro-batches"
+    known = "no batch size has step times both with and without accumulation"
     return found or [_not_run(Rule.ACCUMULATION, None, known + command(spec, "study audit"))]
 
 
@@ -346,7 +346,7 @@ def _sgd_or_adam(trials: Sequence[TrialRecord], tuned: Candidate) -> Configurati
     if SGD_UP_TO < size <= ADAM_ABOVE:
         return f"the rule leaves the optimizer open above batch {SGD_UP_TO} and up to {ADAM_ABOVE}"
     if optimizer not in (*SGD, *ADAM):
-        return f"the rule is about SGD and Adam, but the optimum trains with {optimizer}"
+        return f"the rule is about SGD and Adam, but batch {size} trains best with {optimizer}"
     other = ADAM if optimizer in SGD else SGD
     return _other_kind(trials, tuned, lambda one: one in other, " or ".join(other))
 
@@ -525,7 +525,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return a configuration's runs with a result after the search, one per seed, preferably confirmation runs."""
+    """Return a configuration's runs with a result, one per seed: confirmation runs, else `FULL_LIMIT_PHASES`."""
     completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
     by_seed = grouped(
         (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases
@@ -534,7 +534,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """True if a run reached the target, diverged, or ended under the full limit without running out of memory."""
+    """True if a run reached the target, diverged, or had the full limit and did not run out of memory."""
     ended_itself = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
     is_whole = ended_itself or trial.train_seconds_limit >= spec.budget.trial_train_seconds
     return is_whole and trial.state.has_result and trial.state is not TrialState.OOM

@@ -49,7 +49,7 @@ class Rule(StrEnum):
     DROPOUT = "dropout ∝ √batch"
     BETA_HALF_LIFE = "Adam's β₂ keeps its half-life in samples"
     SDE = "Adam's SDE stays: learning rate ∝ √batch, 1 − β ∝ batch, ε ∝ 1/√batch"
-    EMA_HALF_LIFE = "the weights' average keeps its half-life in samples"
+    EMA_HALF_LIFE = "the weights' EMA keeps its half-life in samples"
     LAYERWISE = "large batches need LARS or LAMB"
     SGD_OR_ADAM = "SGD up to batch 128, Adam above 512"
     SMALL_BATCH = "a small batch with β₂'s half-life replaces accumulation"
@@ -114,7 +114,7 @@ def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) ->
     if reason := _unknown(base, tuned, "learning_rate", "weight_decay", "optimizer") or _other_optimizer(base, tuned):
         return reason
     if tuned.optimizer != "adamw":
-        return f"the rule is about AdamW, but the optimum trains with {tuned.optimizer}"
+        return f"the rule is about AdamW, but batch {tuned.batch_size} trains best with {tuned.optimizer}"
     if reason := _unused(base, "weight_decay"):
         return reason
     ratio, rate_ratio = tuned.batch_size / base.batch_size, base.learning_rate / tuned.learning_rate
@@ -166,7 +166,7 @@ def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Confi
 
 def _ema_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
     # ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)
-    for name, one in (("default", base), ("optimum", tuned)):
+    for name, one in (("default", base), ("tuned optimum", tuned)):
         if one.parameters.get("ema_decay") is None:
             return f"the {name} averages no weights"
     decay = half_life(_number(base, "ema_decay"), tuned.batch_size / base.batch_size)
@@ -253,8 +253,8 @@ def judge(
     """Judge a rule's configuration against the tuned configuration.
 
     The rule held if the regret's upper end is below `HELD`. The rule broke if the lower end is above `BROKE`, or if all
-    ``wanted`` runs missed the target. Contended runs with a common step time break the rule only if all runs diverged
-    or the regret is above `BROKE`.
+    ``wanted`` runs missed the target. Contended missed runs with a common step time break the rule only if all runs
+    diverged or the regret is above `BROKE`.
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)
