@@ -153,8 +153,7 @@ class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
     Attributes:
-        configuration_within_5_percent: Probability that the recommended values, without further tuning, are within 5 %
-            of the best.
+        configuration_within_5_percent: ``within_5_percent`` without further tuning of the recommended values.
         runs: Runs per contending batch size that would settle the answer, on an idle machine if ``settles`` is
             ``idle_machine``.
     """

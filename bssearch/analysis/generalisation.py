@@ -27,7 +27,7 @@ from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
-    """The target's metric over runs, optimistic on the ``validation`` part."""
+    """The target's metric over runs; on the ``validation`` part, the best metric of each run."""
 
     part: Literal["test", "validation"]
     median: float

@@ -236,7 +236,7 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Estimate a configuration's objective value from repeats.
 
-    Student's t on logarithms gives the interval. With missed runs, order statistics give the interval.
+    Student's t on `Objective.log` gives the interval. With missed runs, order statistics give the interval.
     """
     # Logarithms, because seed noise is multiplicative. The interval includes the errors of the shared step time. The
     # lower end includes `PooledStepTime.excess` and, for imported runs, the gap to the last miss.

@@ -1,4 +1,4 @@
-"""The posterior of each configuration's log objective value, given the runs and the law of batch sizes."""
+"""The posterior of each configuration's log objective value, given the runs and, if known, the law of batch sizes."""
 
 # For configuration c at batch size B with seed s:
 #

@@ -204,8 +204,8 @@ class ScaleCheck(Model):
 class LargerPlan(Model):
     """The answer of ``bssearch plan larger``, with 90 % intervals.
 
-    B_crit grows as samples^``power``. ``schedule`` has the spec's fields of the learning-rate schedule. Epochs are of
-    the largest study's data.
+    B_crit grows as samples^``power``. ``schedule`` has the spec's fields of the learning-rate schedule. Epochs count
+    passes over the largest study's data.
     """
 
     parameters: float

@@ -298,8 +298,8 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
         return regret, f"paired by {len(pairs)} seeds"
     value = math.exp(rule.estimate.log_mean - tuned.estimate.log_mean)
     if (interval := ratio_interval(rule.estimate, tuned.estimate)) is None:
-        counts = f"{len(mine)} against {len(theirs)} runs"
-        return Regret(value=value, low=None, high=None, at_least=False), f"{counts} (an interval needs {FEWEST_RUNS})"
+        reason = f"{len(mine)} against {len(theirs)} runs, too few or too alike for an interval"
+        return Regret(value=value, low=None, high=None, at_least=False), reason
     low, high = interval
     return (
         Regret(value=value, low=low, high=high, at_least=False),
