@@ -49,7 +49,7 @@ class Rule(StrEnum):
     DROPOUT = "dropout ∝ √batch"
     BETA_HALF_LIFE = "Adam's β₂ keeps its half-life in samples"
     SDE = "Adam's SDE stays: learning rate ∝ √batch, 1 − β ∝ batch, ε ∝ 1/√batch"
-    EMA_HALF_LIFE = "the weights' EMA keeps its half-life in samples"
+    EMA_HALF_LIFE = "the weights' average keeps its half-life in samples"
     LAYERWISE = "large batches need LARS or LAMB"
     SGD_OR_ADAM = "SGD up to batch 128, Adam above 512"
     SMALL_BATCH = "a small batch with β₂'s half-life replaces accumulation"
