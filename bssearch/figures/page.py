@@ -428,7 +428,7 @@ def _about_front(answer: Answer) -> list[str]:
     size, least = answer.optimal.batch_size, answer.recommendation.least_batch_size
     why = {
         "least": f"this batch has the least {objective_in(answer).noun}",
-        "law": f"the medians of batch {least} and this batch are alike; the law and step times favour batch {size}",
+        "law": f"the medians of batch {least} and this batch are alike, and all runs together favour batch {size}",
         "smallest_shown_within_5_percent": f"this batch is the smallest size shown to be within 5 % of batch {least}",
     }[answer.recommendation.rule]
     return [f"Batch {size} is not on the line, but {why}."]
