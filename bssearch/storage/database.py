@@ -41,7 +41,7 @@ LONGEST_WAIT_S = 10.0
 
 
 class Patience:
-    """Retries calls after a lost connection, with growing random pauses, for `RETRY_FOR_S` seconds.
+    """Retries calls after a lost connection, with growing random pauses, for up to `RETRY_FOR_S` seconds.
 
     ``notify`` reports each loss and each return of the connection once.
     """
@@ -229,11 +229,11 @@ class Database:
         return self.masked_url != self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that reads one snapshot of the database."""
+        """Open a transaction that reads one snapshot of the database, or return this thread's `turn`."""
         return self._in_turn() or reading(self._engine)
 
     def looking(self) -> AbstractContextManager[Connection]:
-        """Open a connection. On a server, each statement is a separate transaction."""
+        """Open a connection. Outside a `turn`, each statement on a server is a separate transaction."""
         return self._in_turn() or looking(self._engine)
 
     @contextmanager
@@ -251,7 +251,7 @@ class Database:
 
     @contextmanager
     def turn(self, study: str) -> Iterator[None]:
-        """Lock a study for this thread until the thread's first write, which commits the transaction.
+        """Lock a study until this thread's first write, which commits the transaction, or until the block ends.
 
         If the server ends the lock, the write retries in a new transaction.
         """

@@ -237,7 +237,7 @@ def _moment(value: object) -> object:
 
 def _storable(value: str) -> str:
     if len(value) > LONGEST_TEXT:
-        raise ValueError(f"the text has {len(value):,} characters; expected at most {LONGEST_TEXT:,}")
+        raise ValueError(f"the string has {len(value):,} characters; expected at most {LONGEST_TEXT:,}")
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -250,7 +250,7 @@ def _object(value: Any, *, of_scalars: bool = False) -> dict[str, Any]:
 def _kept(value: Any) -> dict[str, Any]:
     found = _object(value)
     if set(found) != set(KEPT_OF_FINDINGS) or not all(one is None or isinstance(one, dict) for one in found.values()):
-        raise ValueError(f"must hold the objects {' and '.join(KEPT_OF_FINDINGS)}")
+        raise ValueError(f"must hold {' and '.join(KEPT_OF_FINDINGS)}, each an object or null")
     return found
 
 

@@ -537,9 +537,9 @@ SCHEMA = "public"
 
 
 def script(roles: Roles | None) -> str:
-    """The SQL for psql that creates tables and roles in one transaction.
+    """The SQL for psql that creates the tables and ``roles`` in one transaction.
 
-    If tables exist, the SQL changes only rights, and fails on another schema revision.
+    Existing tables keep their columns and rows. On another schema revision, the SQL fails.
     """
     statements = [
         "BEGIN",

@@ -160,14 +160,14 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
 def json_kind(value: object) -> str:
     if isinstance(value, bool):
         return "a boolean"
-    kinds = {type(None): "null", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    kinds = {type(None): "null", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
     """The reason why a JSON value cannot be a stored object, or None.
 
-    With ``of_scalars``, the object may hold only booleans, numbers, texts and nulls.
+    With ``of_scalars``, the object may hold only booleans, numbers, strings and nulls.
     """
     if not isinstance(value, dict):
         return f"{json_kind(value)}; expected an object"
@@ -177,7 +177,7 @@ def json_fault(value: object, *, of_scalars: bool) -> str | None:
         return f"{len(value):,} keys; expected at most {MOST_KEYS:,}"
     for name, one in value.items():
         if not (one is None or isinstance(one, bool | int | float | str)):
-            return f"{shortened(name, 60)!r} is {json_kind(one)}; expected a boolean, number, text or null"
+            return f"{shortened(name, 60)!r} is {json_kind(one)}; expected a boolean, number, string or null"
         longest = max(len(name), len(one) if isinstance(one, str) else 0)
         if longest > LONGEST_VALUE:
             return f"{shortened(name, 60)!r} has {longest:,} characters; expected at most {LONGEST_VALUE:,}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
     """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else at the URL in the file ``BSSEARCH_DB_URL_FILE``.
 
-    The default is ``bssearch.db`` in the current folder.
+    Without a URL, open ``bssearch.db`` in the current folder.
 
     With ``write``, opening creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and
     the connection.
@@ -74,7 +74,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study without running trials to a file, and return the running trials' numbers."""
+        """Write a study to a file, without running trials, and return the running trials' numbers."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
@@ -97,9 +97,9 @@ class Transfer(StorePart):
     def join(
         self, connection: Connection, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False
     ) -> list[Joined]:
-        """Insert missing rows and replace changed trials in one transaction, and return the counts.
+        """Insert missing rows, and replace open or lost trials that ended in a copy. Return the counts.
 
-        If the first study is new, ``name`` is the study's name.
+        ``name`` renames the first study if new. ``dry_run`` undoes all changes.
         """
         from bssearch.storage.transfer.study_copy import join
 

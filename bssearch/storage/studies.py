@@ -76,9 +76,9 @@ def bind_study(
         connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(environment_id=environment_id))
     elif not same_kind:
         raise OtherDeviceError(
-            f"the study {study.name!r} was measured on {study.environment.fingerprint}, and this device is "
-            f"{environment.fingerprint}; trials of different devices are never pooled",
-            hint="give the spec another name for this device",
+            f"the study {study.name!r} was measured on {study.environment.fingerprint}, and this run would use "
+            f"{environment.fingerprint}; a study pools only trials of one device, precision and compile mode",
+            hint="give the spec another name",
         )
 
 
@@ -187,7 +187,7 @@ class StudyStore(StorePart):
 class FindingStore(StorePart):
     """The answers of studies.
 
-    A stamp is a digest of a study's spec, trials and probes. An answer is outdated if the stamp differs.
+    A stamp is a digest of a study's spec, trials and probes. An answer is outdated if the study's stamp has changed.
     """
 
     @reads

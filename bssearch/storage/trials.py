@@ -1,4 +1,4 @@
-"""Trials: their starts, ends, observations and logs."""
+"""Trials: their starts, ends, leases, observations and logs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -82,7 +82,7 @@ UNKNOWN_IF_EMPTY = ("train_seconds", "reason")
 
 def archived(name: str) -> UsageError:
     return UsageError(
-        f"the study {name!r} is archived and accepts no trials", hint=f"run `bssearch study archive {name} --undo`"
+        f"the study {name!r} is archived and accepts no new trials", hint=f"run `bssearch study archive {name} --undo`"
     )
 
 

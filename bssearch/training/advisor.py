@@ -79,7 +79,7 @@ class BatchAdvice:
 
         Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range widens the noise scale's interval
         at each end by two deviations of B_crit (2 × `CRITICAL_BATCH_OCTAVES`). In quadrature, the range also adds two
-        deviations of measured steps from the formula (`STEPS_DEVIATION`).
+        deviations of the measured ratio of steps (√2 × `STEPS_DEVIATION`).
         """
 
         def share(b_crit: float) -> float:
@@ -156,11 +156,11 @@ class BatchAdvisor:
         batch_size: Samples per optimizer step, summed over all ranks.
         optimizer: One or several optimizers. With Adam, the noise scale describes Adam's updates.
         dataset_size: Number of training samples.
-        micro_batches: Backward passes per step, summed over all ranks.
-            The advisor skips steps with more or fewer passes.
+        micro_batches: Backward passes per step, summed over all ranks. The advisor skips steps with more or fewer
+            passes. With ``weights``, the number of weighted micro-batches counts instead.
         weights: Function that returns each sample's weight, such as tokens, for each of this rank's micro-batches. The
             noise scale then counts weights instead of samples. Divide the summed loss by the step's total weight.
-        aside: Context manager around the second backward passes.
+        aside: Function that returns a context manager for the second backward passes.
         share: Largest share of training time that measurements may take.
         now: Clock in seconds.
     """
@@ -182,7 +182,8 @@ class BatchAdvisor:
         _check_size("BatchAdvisor", batch_size)
         require(
             any(one.requires_grad for one in self._parameters),
-            f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad; pass a model that trains",
+            f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad; pass a model with trainable "
+            "parameters",
         )
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
         require(
@@ -486,8 +487,8 @@ class _StepNorms:
         if count == 1 and not halves.was_open:
             return "a step had one micro-batch; keep training, so that the advisor can split another micro-batch"
         if count == 1:
-            problem = halves.problem or "no output of the model has rows for each sample"
-            return f"a step had one micro-batch: {problem}; split each batch into two micro-batches"
+            problem = halves.problem or "no output of the model has equally many rows for each of two or more samples"
+            return f"a step had one micro-batch: {problem}; train with at least two micro-batches per step"
         if halves.splits and not is_split:
             return f"a step had {count} backward passes instead of one; keep training"
         if weights:

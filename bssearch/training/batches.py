@@ -72,7 +72,7 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
 
 def placement_of(train: Part, computation: Computation) -> Placement:
-    """Return a training part's placement. On the CPU, the ``data`` setting decides."""
+    """Return a training part's placement. For tensors on the CPU, the ``data`` setting decides."""
     if isinstance(train, HostPart):
         return "host"
     if train.device.type != "cpu":
@@ -84,8 +84,8 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
     """Yield micro-batches as (inputs, targets) on the device without end, from ``growth``'s position on.
 
-    The caller counts each step with `Growth.stepped`. An epoch drops its incomplete last batch. Ranks share each step's
-    micro-batches.
+    The caller counts each step with `Growth.stepped`. An epoch drops its incomplete last batch; an epoch of a
+    `BatchStream` drops only an incomplete micro-batch. Ranks share each step's micro-batches.
     """
 
     def shared(items: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -243,7 +243,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device) -> Literal["forkserver"] | None:
-    """Return ``forkserver`` on CUDA if free shared memory holds plain tensors twice, else None for the default."""
+    """Return ``forkserver`` on CUDA if plain tensors fit twice into free shared memory, else None (the default)."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -270,7 +270,7 @@ def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
         mebibytes = shutil.disk_usage(SHARED_MEMORY).total / 2**20
         raise LaunchError(
             f"a data loader process ran out of shared memory: {SHARED_MEMORY} has {mebibytes:,.0f} MiB; give the "
-            "container more (docker run --shm-size=8g, --ipc=host), or set training.loader_workers = 0 "
+            "container more (docker run --shm-size=8g or --ipc=host), or set training.loader_workers = 0 "
             f"({first_line(error)})"
         ) from error
 
@@ -345,7 +345,7 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
         found = [tensor for part in batch for tensor in tensors(part) if tensor.ndim]
         require(
             found,
-            "train_batches() gave a batch without a tensor of shape (samples, …); give (inputs, targets)",
+            "train_batches() gave a batch without a tensor of shape (samples, …); give tensors with samples in rows",
             error=WorkloadError,
         )
         samples = len(found[0])

@@ -1,4 +1,4 @@
-"""The clock of a trial: the ledgers train, evaluation, warmup and other add up to the wall time.
+"""The clock of a trial: the ledgers train, evaluation, warmup and other add up to about the wall time.
 
 Only ``train`` counts toward the time to the target.
 """
@@ -100,7 +100,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Return a warning if ``wall`` exceeds the ledgers by `LEDGER_GAP_SECONDS` and `LEDGER_GAP_SHARE`."""
+        """Return a warning if ``wall`` exceeds the ledgers' sum by `LEDGER_GAP_SECONDS` and `LEDGER_GAP_SHARE`."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []

@@ -228,14 +228,14 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Return the precision to compute in. ``auto`` is bf16 on capable CUDA devices, else fp32."""
+    """Resolve ``auto`` to bf16 on capable CUDA devices, else to fp32."""
     available = available_precisions(device)
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"
     if wanted not in available:
         raise LaunchError(
             f"precision = {wanted!r} is not available on {device}; choose from {', '.join(available)}",
-            hint="use a CUDA device for fp16, and a CUDA device of at least compute capability 8.0 for tf32 or bf16",
+            hint="use a CUDA device for fp16; for tf32, or bf16 on CUDA, use compute capability 8.0 or higher",
         )
     return wanted
 
@@ -314,7 +314,6 @@ Running = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def convert_batch_norms(model: nn.Module, mixin: type, **attributes: Any) -> int:
-    """Mix a class into all batch norms, set ``attributes`` and return the number of batch norms."""
     norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     for norm in norms:
         norm.__class__ = _mixed_class(mixin, norm.__class__)

@@ -47,7 +47,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 class Contention:
     """The result of a check for other work on the machine.
 
-    ``unknown`` says why the check was impossible.
+    ``unknown`` says why the check was incomplete.
     """
 
     contended: bool
@@ -61,7 +61,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU seconds in ``wall`` seconds: ``busy`` of all programs, ``ours`` of this process and children."""
+    """CPU seconds in ``wall`` seconds: ``busy`` of all programs, ``ours`` of this process and its descendants."""
 
     wall: float
     busy: float
@@ -151,9 +151,9 @@ class ContentionMeter:
 
 
 class DeviceWatch:
-    """Watches a GPU's processes and memory, and the processes on ``others``.
+    """Watches the processes and slowdowns of a GPU and of ``others``, and the GPU's memory.
 
-    ``is_unknown`` is True if NVML cannot list the processes.
+    ``is_unknown`` is True if NVML's process list is unreadable or lacks this process.
     """
 
     def __init__(self, device: torch.device, others: Iterable[torch.device] = ()) -> None:

@@ -115,7 +115,7 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Save a paused trial and return the ending.
+    """Save the trial if ``ending`` is a pause, and return the ending.
 
     If ``checkpoint`` is None or ``save`` fails, prune the trial instead.
     """
@@ -133,7 +133,6 @@ def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | N
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
 
 

@@ -87,7 +87,6 @@ def describe_program(
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
-    """Describe a user's program by ``metrics`` and the metrics' ``untrained`` values."""
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,

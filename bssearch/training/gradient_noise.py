@@ -172,7 +172,7 @@ class NoiseMeter:
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
         """Measure passes if the metric is near the target and the budget allows.
 
-        Measurements end at the first success, or when memory runs out.
+        Measurements end after the first success, or when memory runs out.
         """
         self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
@@ -282,7 +282,7 @@ class RankNoise:
         self._spent = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Measure some of the next steps if the metric is near the target but still misses."""
+        """Measure some of the next steps if the metric is near the target but has not met the target."""
         self._take()
         every = 0
         if self._approach.is_near(metric) and not self._approach.target.is_met_by(metric):

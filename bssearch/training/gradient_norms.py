@@ -73,7 +73,7 @@ def pass_of(
 ) -> Pass | None:
     """Return a pass over batches of unequal weight.
 
-    Returns None if under two batches have weight or a norm is not finite.
+    Returns None if fewer than two batches have weight, or a norm is not finite.
     """
     # A small batch's gradient is its weight × the gradient of its mean loss. Plain and for Adam, `small` is the sum of
     # the small batches' squared norms, and `big` the squared norm of the sum of their gradients. `weights` are the sums

@@ -61,7 +61,7 @@ Stop = Callable[[], tuple[TrialState, str] | None]
 
 
 class TrialLoop:
-    """One run of a trial request. Iterate over `observations` to train.
+    """One run of a trial request. Iterate over `observations()` to train.
 
     Every step calls ``stop`` and ``on_progress``.
     """

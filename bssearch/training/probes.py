@@ -65,9 +65,10 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Measure the median seconds of a step (with a 95 % interval), an update and an evaluation.
 
-    With ``trial_train_seconds``, steps run between evaluations, because evaluations leave caches cold. Short runs
-    repeat until the interval is within the precision, usually within the limit of seconds. The timing drops runs on a
-    slow core if at least six other runs remain. Running out of memory is a result, not an error.
+    With ``trial_train_seconds``, steps run between evaluations, which leave caches cold, except in the second timing
+    at a GPU's power limit. At least six short runs repeat until the interval is within ``precision`` or the runs take
+    ``seconds_limit``. The limit extends if fewer than six runs had a core at full pace; otherwise, runs on a slow core
+    do not count. Running out of memory is a result, not an error.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -195,7 +196,6 @@ def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedR
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """True if half the width of the median's interval is at most ``precision`` × the median."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
@@ -298,9 +298,10 @@ def measure_memory(
     *,
     memory_bytes: int | None = None,
 ) -> MemoryUse:
-    """Measure the peak memory of three steps and two evaluations, under a cap of ``memory_bytes``.
+    """Measure the peak memory of three steps and two evaluations, under a cap of ``memory_bytes``, if any.
 
-    A micro-batch does not fit if memory runs out, or if a GPU's allocator must retry after the warm-up.
+    On the CPU, the peak is the process's. A micro-batch does not fit if memory runs out, or if a GPU's allocator must
+    retry after the warm-up.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -352,8 +353,8 @@ GROWTH = 1.5
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
     """Train until the metric is near the target or training ends, then measure the noise scale.
 
-    Raises `WorkloadError` if the workload has no noise scale, the data are too few or a metric is not finite. Raises
-    `LaunchError` if memory runs out.
+    Raises `WorkloadError` if the workload has no noise scale, the training part is too small or a metric is not finite.
+    Raises `LaunchError` if memory runs out.
     """
     remedies = {
         "training_step": "write loss() in place of training_step()",

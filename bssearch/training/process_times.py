@@ -13,7 +13,6 @@ _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as cl
 
 
 def found_in(file: Path, pattern: str) -> str | None:
-    """Return the first group of a regular expression in a file, if any."""
     try:
         found = re.search(pattern, file.read_text(errors="replace"), re.MULTILINE)
     except OSError:

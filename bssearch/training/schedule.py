@@ -43,7 +43,6 @@ class RateSchedule:
     decay_share: float = DECAY_SHARE
 
     def factor(self, step: int) -> float:
-        """Return the factor on the peak learning rate, from 0 to 1."""
         if self.kind == "one_cycle" and self.horizon_steps is not None:
             return self._one_cycle(step, self.horizon_steps)
         if step < self.warmup_steps:
@@ -108,7 +107,6 @@ class OwnSchedule(RateSchedule):
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:
-    """Return the workload's schedule, else the configured schedule."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
     if build is None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class AveragedWeights:
-    """The average of a model's parameters and floating-point buffers.
+    """The exponential moving average (EMA) of a model's parameters and floating-point buffers.
 
     After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
     2017, eq. 2). The average skips integer buffers and buffers that are not finite.
@@ -129,7 +129,7 @@ class Updates:
     def apply(self, only: torch.optim.Optimizer | None = None) -> None:
         """Clip the gradients, step all optimizers and call `end`.
 
-        With ``only``, step only this optimizer, without `end`.
+        With ``only``, step only this optimizer, and do not call `end`.
         """
         stepped = self.optimizers if only is None else [only]
         if self.scaler is not None:
@@ -217,8 +217,8 @@ def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
 class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model. The seed fixes initialisation, data order, augmentation and dropout.
 
-    ``now`` is the last step's configuration. ``dropped_samples`` counts samples per epoch, or is None with streams,
-    token batches or a growing batch. ``noise_every`` is the number of steps between noise measurements, or 0 if off.
+    ``now`` is the last step's configuration. ``dropped_samples`` is per epoch, and None with streams, token batches or
+    a growing batch. ``noise_every`` is the number of steps between noise measurements, or 0 if off.
     ``noise_seconds`` counts the host's seconds for noise measurements.
     """
 
@@ -644,10 +644,10 @@ WARM_UP_STEPS = 2
 def warm_up(
     workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
-    """Run every shape of a trial on a throw-away model, before the trial's time starts.
+    """Run each batch size of a trial on a throw-away model, before the trial's train seconds start.
 
-    The warm-up evaluates once, and takes two steps per batch size on the trial's rows. If only the compiled model fails
-    on a single device, the warm-up gives up compilation. The call changes the global random state.
+    The warm-up evaluates once, and takes two steps per batch size on the trial's rows. On one device, if only the
+    compiled model fails, the warm-up gives up compilation. The call changes the global random state.
     """
     try:
         _take_first_steps(workload, configuration, data, computation, metric, seed)

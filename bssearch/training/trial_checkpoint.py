@@ -155,7 +155,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """The states of all global random generators."""
+    """The states of the global random generators on the CPU and on ``device``."""
 
     device: torch.device
 
@@ -213,7 +213,7 @@ def _write_text(archive: zipfile.ZipFile, name: str, value: object) -> None:
 
 def _check_size(name: str, size: int, most: int) -> None:
     if size > most:
-        raise ValueError(f"{name} has {size:,} bytes; at most {most:,} can be read")
+        raise ValueError(f"{name} has {size:,} bytes; save fewer lists and numbers, at most {most:,} bytes")
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
@@ -409,7 +409,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Load a branch's checkpoint, but keep the trainer's data order and optimizer options."""
+    """Load a branch's checkpoint and schedule, but keep the trainer's data order and optimizer options."""
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
     load_weights(trainer.model, saved.model, path)

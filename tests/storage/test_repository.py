@@ -538,7 +538,7 @@ def test_an_archived_study_takes_no_more_trials(store: Store) -> None:
     store.studies.archive("toy")
     calls: list[Callable[[], object]] = [lambda: start(store), lambda: enqueue(store)]
     for call in calls:
-        with pytest.raises(UsageError, match="'toy' is archived and accepts no trials"):
+        with pytest.raises(UsageError, match="'toy' is archived and accepts no new trials"):
             call()
     store.studies.archive("toy", archived=False)
     assert start(store) == 1
@@ -658,7 +658,7 @@ def test_a_command_on_several_databases_names_the_row_too(file: Path) -> None:
         ("sampled", "1", "sampled = 1: a number; expected an object"),
         ("sampled", "'[1]'", "sampled = '[1]': a list; expected an object"),
         ("parameters", "'\"x\"'", "parameters = '\"x\"': a text; expected an object"),
-        ("further_test_metrics", "'{\"a\": [1]}'", "'a' is a list; expected a boolean, number, text or null"),
+        ("further_test_metrics", "'{\"a\": [1]}'", "'a' is a list; expected a boolean, number, string or null"),
         ("parameters", "(SELECT json_group_object('p' || value, 1) FROM many)", "100,000 keys; expected at most 1,000"),
         (
             "parameters",

@@ -44,7 +44,7 @@ _LARGEST_PORT = 65535
 
 
 def masked(url: str | URL) -> str:
-    """Return a URL with the password as ``***``, even if malformed."""
+    """Return a URL with each secret as ``***``, even if the URL is malformed."""
     text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
@@ -120,12 +120,10 @@ def _checked_sqlite(url: URL) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """The path of a SQLite file, or None for a server."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """The path of a SQLite file, or the masked URL of a server."""
     return str(sqlite_file(url) or masked(url))
 
 

@@ -103,7 +103,7 @@ class Copy:
         for name, other in _REFERENCES.items():
             value = values.get(name)
             if value is not None and (value,) not in self.rows[other]:
-                raise UsageError(f"{words(kind, values)}: {name} = {shortened(value)} does not exist")
+                raise UsageError(f"{words(kind, values)}: {name} = {shortened(value)} refers to a missing row")
         _check_digest(kind, values)
         self.rows[kind][key] = values
 
@@ -216,7 +216,7 @@ class Joined:
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert missing rows and replace changed trials, and return the counts."""
+    """Insert missing rows, replace open or lost trials that ended in the copy, and return the counts."""
     check_study(copy)
     study_id = _known(connection, copy)
     is_new = study_id is None
@@ -341,7 +341,7 @@ class _Join:
         if here is not None and there is not None and here.fingerprint != there.fingerprint:
             raise OtherDeviceError(
                 f"study {self.here.name!r} was measured on {here.fingerprint} here, and on {there.fingerprint} in "
-                f"{self.copy.source}; trials of different devices are never pooled",
+                f"{self.copy.source}; a study pools only trials of one device, precision and compile mode",
                 hint=_DIVERGED,
             )
         return here is None and there is not None
@@ -475,7 +475,7 @@ def _moment(value: datetime) -> str:
 
 
 def read_study(path: Path) -> Copy:
-    """Read a study's file. Raises `NotFoundError`, or `UsageError` with the invalid line, if any."""
+    """Read a study's file. Raises `NotFoundError` for a missing file, and `UsageError` with an invalid line."""
     copy, digest, last = Copy(str(path)), hashlib.sha256(), ""
     for place, line in _lines_of(path):
         try:
