@@ -210,7 +210,8 @@ def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
     scalar = loss.total if isinstance(loss, WeightedLoss) else loss
     if not isinstance(scalar, torch.Tensor) or scalar.ndim:
         shape = f" of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else ""
-        raise WorkloadError(f"{method}() returned {type(scalar).__name__}{shape}; expected {wanted}")
+        outer = "WeightedLoss whose total is " if isinstance(loss, WeightedLoss) else ""
+        raise WorkloadError(f"{method}() returned {outer}{type(scalar).__name__}{shape}; expected {wanted}")
     return scalar
 
 

@@ -348,6 +348,7 @@ def test_a_batch_larger_than_the_training_part_is_refused_with_both_sizes() -> N
     [
         (0.5, "returned float; expected a scalar tensor"),
         (torch.ones(3, requires_grad=True), r"shape \(3,\); expected a scalar"),
+        (WeightedLoss(torch.ones(3), 3), r"WeightedLoss whose total is Tensor of shape \(3,\)"),
         (torch.tensor(0.5), "without a gradient; let the loss depend on the model"),
     ],
 )
