@@ -67,17 +67,18 @@ class Patience:
         except ConnectionLostError as error:
             if self._over.is_set():
                 raise
-            self._tell(f"{error.message}; retrying for {RETRY_FOR_S / 60:.0f} minutes", waiting=True)
+            self._tell(f"{error.message}; retrying for up to {RETRY_FOR_S / 60:.0f} minutes", waiting=True)
         try:
             result = self._repeat(work)
         except (ConnectionLostError, KeyboardInterrupt) as error:
+            tried = "stopped retrying" if self._over.is_set() else f"retried for {RETRY_FOR_S / 60:.0f} minutes"
             # After giving up or Ctrl-C, later calls during cleanup must not wait again.
             self.end()
             self.is_waiting = False
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise DatabaseError(
-                f"{error.message}; retried for {RETRY_FOR_S / 60:.0f} minutes",
+                f"{error.message}; {tried}",
                 hint="stored results are safe; run the same command again to resume",
             ) from error
         except BSSearchError:  # the database answered, so the connection works again

@@ -119,7 +119,7 @@ def test_a_worker_outlasts_a_server_that_is_away_and_stops_meanwhile_if_told_to(
     with worker(node, url, checkpoints) as served:
         served.wait_for("templates task")
         own_postgres.stop()
-        served.wait_for("retrying for 15 minutes")
+        served.wait_for("retrying for up to 15 minutes")
         own_postgres.start()
         served.wait_for("is back")
         with open_store(url) as store:
@@ -128,7 +128,7 @@ def test_a_worker_outlasts_a_server_that_is_away_and_stops_meanwhile_if_told_to(
             assert len(store.trials.of("one")) == 3
         served.lines.clear()
         own_postgres.stop()
-        served.wait_for("retrying for 15 minutes")
+        served.wait_for("retrying for up to 15 minutes")
         served.stop(30)
         assert "has stopped" in served.lines[-1]
 
