@@ -254,7 +254,7 @@ class TrialLoop:
             metric = trainer.evaluate(self._data.validation, self._request.target.metric)
         self._on_progress()
         if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
-            return self._not_finite(trainer, metric)
+            return self._not_finite(trainer, metric, loss)
         observation = Observation(
             step=trainer.steps,
             samples=trainer.growth.samples,
@@ -280,10 +280,11 @@ class TrialLoop:
                 self._noise_growth.after_evaluation()
         return ending
 
-    def _not_finite(self, trainer: Trainer, metric: float) -> Ending:
-        what = "the training loss" if is_metric(metric) else self._request.target.metric
+    def _not_finite(self, trainer: Trainer, metric: float, loss: float | None) -> Ending:
+        of_loss = f"the training loss = {loss} is not finite"
+        what = of_loss if is_metric(metric) else not_finite(self._request.target.metric, metric)
         first = trainer.first_non_finite()
-        reason = f"{not_finite(what, metric)}: {where(trainer.now, trainer.steps)}"
+        reason = f"{what}: {where(trainer.now, trainer.steps)}"
         return Ending(TrialState.DIVERGED, reason + ("" if first is None else f"; {first}"))
 
     def _out_of_memory(self, error: Exception) -> Ending:

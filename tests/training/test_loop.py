@@ -306,7 +306,7 @@ def test_a_target_met_at_the_horizon_is_reached() -> None:
 def test_a_learning_rate_that_blows_up_is_divergence_and_names_it() -> None:
     run = Run(request(configuration(20, learning_rate=1e38), target=2.0))
     assert run.outcome.state is TrialState.DIVERGED
-    assert "not finite: batch size 20, learning rate 1e+38, step 5" in run.outcome.reason
+    assert "the training loss = nan is not finite: batch size 20, learning rate 1e+38, step 5" in run.outcome.reason
     assert all(math.isfinite(seen.metric) and math.isfinite(seen.loss or 0) for seen in run.observations)
     assert run.outcome.final_metric is not None and math.isfinite(run.outcome.final_metric)
 
