@@ -144,7 +144,10 @@ class QueueStore(StorePart):
     """
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or requeue the owner's finished submission. Raises `UsageError` if the name is taken."""
+        """Queue a study, or requeue the owner's finished submission.
+
+        Raises `UsageError` if ``new`` is invalid or the name is taken.
+        """
         check_study_name(new.name)
         new.check()
         tried_at: datetime | None = None

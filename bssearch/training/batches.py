@@ -345,7 +345,7 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
         found = [tensor for part in batch for tensor in tensors(part) if tensor.ndim]
         require(
             found,
-            "train_batches() gave a batch without a tensor of shape (samples, …); give tensors with samples in rows",
+            "train_batches() gave a batch without a tensor of shape (samples, …); give tensors with one row per sample",
             error=WorkloadError,
         )
         samples = len(found[0])

@@ -466,5 +466,7 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None
             )
     buffers = dict(model.named_buffers())
     if unknown := [name for name in saved if name not in own and name not in buffers]:
-        raise UsageError(f"checkpoint {path} belongs to another model, which has {unknown[0]}", hint=MODEL_HINT)
+        raise UsageError(
+            f"checkpoint {path} belongs to another model: the study's model lacks {unknown[0]}", hint=MODEL_HINT
+        )
     model.load_state_dict({name: value for name, value in saved.items() if name in own})

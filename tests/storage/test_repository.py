@@ -657,7 +657,7 @@ def test_a_command_on_several_databases_names_the_row_too(file: Path) -> None:
     [
         ("sampled", "1", "sampled = 1: a number; expected an object"),
         ("sampled", "'[1]'", "sampled = '[1]': a list; expected an object"),
-        ("parameters", "'\"x\"'", "parameters = '\"x\"': a text; expected an object"),
+        ("parameters", "'\"x\"'", "parameters = '\"x\"': a string; expected an object"),
         ("further_test_metrics", "'{\"a\": [1]}'", "'a' is a list; expected a boolean, number, string or null"),
         ("parameters", "(SELECT json_group_object('p' || value, 1) FROM many)", "100,000 keys; expected at most 1,000"),
         (

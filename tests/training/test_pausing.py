@@ -541,7 +541,7 @@ def test_the_schedule_of_a_branch_is_the_runs_from_the_checkpoint_on() -> None:
         ),
         (
             {"weight": torch.zeros(3, 2), "bias": torch.zeros(3), "head": torch.zeros(1)},
-            "another model, which has head",
+            "another model: the study's model lacks head",
         ),
     ],
 )

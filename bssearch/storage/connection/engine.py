@@ -105,7 +105,9 @@ def _check_at_signs(text: str | URL, url: URL) -> None:
 
 def _checked_sqlite(url: URL) -> URL:
     given = masked(url)
-    require(not url.host and not url.username, f"{given!r} names a host; a file takes three slashes", hint=URL_FORMS)
+    require(
+        not url.host and not url.username, f"{given!r} names a host; write three slashes before a file", hint=URL_FORMS
+    )
     require(
         not url.query and not (url.database or "").startswith("file:"),
         f"{given!r}: a SQLite URL takes a path only, without options",
