@@ -80,7 +80,7 @@ def test_a_number_without_bound_on_a_server_is_named(
 def test_a_binary_name_in_a_database_of_optuna_is_refused(tmp_path: Path) -> None:
     make_optuna_database(tmp_path / "optuna.db")
     put(tmp_path / "optuna.db", "trial_params", "param_name", "X'00ff'", one_row=True)
-    with pytest.raises(UsageError, match="expected a text"):
+    with pytest.raises(UsageError, match="expected a string"):
         import_optuna(str(tmp_path / "optuna.db"), name="toy", metric="accuracy", target=0.9)
 
 

@@ -110,7 +110,7 @@ def _check_numbers(trial: FrozenTrial) -> None:
     # SQLite stores any type.
     for name in (*trial.params, *trial.user_attrs, *trial.system_attrs):
         if not isinstance(name, str):
-            raise ValueError(f"trial {trial.number} has a parameter or attribute called {name!r:.60}; expected a text")
+            raise ValueError(f"trial {trial.number} has a parameter or attribute named {name!r:.60}; expected a string")
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
@@ -218,7 +218,7 @@ def load_optuna_study(
     the search space and all trials.
 
     Args:
-        db: the database's URL, ignored if ``store`` is given.
+        db: the database's URL.
         phases: phases of the included trials. Repeated runs (``"confirm"``, ``"audit"``) become separate trials.
         store: an open store to read instead of ``db``.
 
@@ -448,7 +448,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     """Write the search trials as an Optuna study of the same name.
 
     ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``. A failed export writes no trial. Raises
-    `UsageError` if the study has no search trials.
+    `UsageError` if the study has no search trials, or if the name is taken.
     """
     url = optuna_database(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)

@@ -75,7 +75,7 @@ def trial_rows(
     """Return the rows of the ``kept`` trials that ``trial list --format json`` prints.
 
     A row's ``answer`` has the seconds that `bssearch best` compares, their basis, and whether the batch size's median
-    counts them. ``answer`` is null if `best` has no result.
+    includes the trial. ``answer`` is null if `best` has no result.
     """
     from bssearch.search.finding import counted_seconds
 
@@ -154,7 +154,6 @@ def traceback(trial: TrialRecord) -> str | None:
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield pairs of trial number and observation."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
         for trial, curve in store.trials.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():

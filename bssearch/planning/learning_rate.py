@@ -59,7 +59,7 @@ NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRat
 RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "none": RuleOfThumb(
         rate=NONE,
-        holds="for batches a few times larger, and beyond the noise scale, because larger rates do not train there",
+        holds="for batches a few times larger, and beyond the noise scale, because training fails at larger rates",
         breaks="below the noise scale: at batch 8,192 with the rate of batch 256, ResNet-50 has 41.67 % error instead "
         "of 23.60 %",
         source="Goyal et al. 2017, arXiv 1706.02677, table 2",
@@ -74,7 +74,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sqrt": RuleOfThumb(
         rate=SQRT,
         holds="for Adam if β and ε are scaled too; for SGD with equally many updates and ghost batch normalisation",
-        breaks="for SGD below the noise scale (26.22 % error at batch 8k, 23.74 % by the linear rule); for "
+        breaks="for SGD below the noise scale (26.22 % error at batch 8k, instead of 23.74 % by the linear rule); for "
         "Adam past the noise scale, because the best rate falls again",
         source="Hoffer et al. 2017, arXiv 1705.08741; Granziol et al. 2020, arXiv 2006.09092; Li et al. 2024, arXiv "
         "2405.14578",
@@ -98,8 +98,8 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "ema_half_life": RuleOfThumb(
         batch_rules={"ema_decay": "half_life"},
         needs="ema_decay",
-        holds="for averages of the weights, also as teachers: ρ^κ keeps the half-life in samples",
-        breaks="at κ so large that the average covers few steps",
+        holds="for an EMA of the weights, also as a teacher: ρ^κ keeps the half-life in samples",
+        breaks="at κ so large that the EMA covers few steps",
         source="Busbridge et al. 2023, arXiv 2307.13813",
         audited_as=("EMA_HALF_LIFE",),
     ),
@@ -178,7 +178,7 @@ class LearningRateRequest(Request):
     beta1: Annotated[ShareBelowOne | None, Option("Adam's β₁.", label="β₁", shown_default="the optimizer's")] = None
     beta2: Annotated[ShareBelowOne | None, Option("Adam's β₂.", label="β₂", shown_default="the optimizer's")] = None
     epsilon: Annotated[Positive | None, Option("Adam's ε.", label="ε", shown_default="the optimizer's")] = None
-    ema_decay: Annotated[ShareBelowOne | None, Option("Decay of the weights' average.", label="Averaging")] = None
+    ema_decay: Annotated[ShareBelowOne | None, Option("Decay of the EMA of the weights.", label="Averaging")] = None
     db: Database = None
 
     @model_validator(mode="after")

@@ -56,7 +56,7 @@ Database = Annotated[str | None, Option("Database with the studies.", metavar="U
 
 
 class RequestError(UsageError):
-    """A request has wrong fields. ``problems`` maps a field's name to the message."""
+    """A request has invalid fields. ``problems`` maps a field's name to the message."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -103,7 +103,10 @@ def type_of(model: type[Request], name: str) -> Any:
 
 
 def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
-    """Create a request from values or texts. Raises `RequestError` for wrong fields."""
+    """Create a request from values or strings.
+
+    Raises `RequestError` for invalid fields, and `UsageError` for contradictory fields.
+    """
     try:
         return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
     except ValidationError as error:

@@ -46,12 +46,12 @@ class AccumulationRequest(Request):
         Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
     ]
     micro: Annotated[
-        Micro | None, Option("Samples of a micro-batch on a device.", label="Exact micro-batch", unit="samples")
+        Micro | None, Option("Samples per micro-batch on each device.", label="Exact micro-batch", unit="samples")
     ] = None
     max_micro: Annotated[
         Micro | None,
         Option(
-            "Instead of micro: most samples that fit on a device. The plan takes a divisor of a device's share.",
+            "Instead of micro: largest micro-batch that fits a device. The plan takes a divisor of a device's share.",
             label="Largest micro-batch",
             unit="samples",
         ),
@@ -107,7 +107,7 @@ def _share(batch: int, micro: int, devices: int) -> int:
     if batch % unit == 0:
         return batch // devices
     below, above = batch // unit * unit, -(-batch // unit) * unit
-    near = " or ".join(f"{size} ({plural(size // unit, 'step')})" for size in (below, above) if size)
+    near = " or ".join(f"{size} ({plural(size // unit, 'accumulation step')})" for size in (below, above) if size)
     count, hint = plural(devices, "device"), None
     if batch % devices == 0:
         whole = split_batch(batch // devices, micro)[0]
@@ -163,7 +163,7 @@ class ScaleRequest(Request):
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
-        Option("Most devices to plan for.", label="Devices to plan for"),
+        Option("Largest number of devices to plan for.", label="Devices to plan for"),
     ]
     batch: Annotated[
         Batch | None,
@@ -222,7 +222,7 @@ class ScaleRequest(Request):
     at_batch: Annotated[
         Batch | None,
         Option(
-            "Batch size of the training that took samples_to_target.",
+            "Batch size at which samples_to_target was measured.",
             label="Counted at batch",
             unit="samples",
             shown_default="the batch of one device",
@@ -285,10 +285,7 @@ class ScaleRequest(Request):
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Return the seconds of a ring all-reduce; 0 if the bandwidth is unknown.
-
-        Seconds: 2(n − 1)·(latency + bytes / (n·bandwidth)) on n devices (Patarasu & Yuan 2009).
-        """
+        """Return the seconds of a ring all-reduce; 0 if the bandwidth is unknown."""
         if devices == 1 or self.bandwidth_gb_s is None:
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
@@ -347,7 +344,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return all rows. In a long plan, return powers of two, the last row, and rows that the text names."""
+        """Return all rows, or in a long plan powers of two, the last row, and rows that the text names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -451,7 +448,7 @@ BEYOND = 8  # batch sizes extend by this factor beyond B_crit, the optimum and t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """A batch size on one device. Relative values are multiples of the least value."""
+    """A batch size on one device. Relative values are multiples of the least value of all points."""
 
     row: ScaleRow
     relative_time: float

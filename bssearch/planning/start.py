@@ -93,7 +93,7 @@ class StartRequest(Request):
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
     target: Annotated[Finite, Option("Value of the metric to reach.")] = 0.97
     goal: Annotated[str, Option("Direction of the metric.", choices=("maximize", "minimize"))] = "maximize"
-    seconds: Annotated[Positive, Option("Seconds that a training takes to the target today.")] = 2.0
+    seconds: Annotated[Positive, Option("Seconds of a training run to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
         Positive | None, Option("Memory per sample in MiB, as from `bssearch plan memory`.", shown_default=UNKNOWN)
@@ -206,8 +206,8 @@ def plan_start(asked: StartRequest) -> StartPlan:
     """Plan the spec of a first study.
 
     Raises:
-        UsageError: Answers are wrong or contradict each other.
-        LaunchError: The model does not fit into the memory.
+        UsageError: An argument is invalid, or two arguments contradict each other.
+        LaunchError: The model and a sample do not fit into `SAFE_SHARE` of the memory.
 
     Example: ``print(bssearch.plan_start(memory_gib=24, parameters="110M"))``
     """
@@ -271,7 +271,7 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
         return
     needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
     room = asked.room_bytes + fixed - asked.sample_bytes
-    sample = f", a sample {asked.sample_bytes / GIB:.3g} GiB" if asked.sample_mib else ""
+    sample = f" and a sample takes {asked.sample_bytes / GIB:.3g} GiB" if asked.sample_mib else ""
     cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS))
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} is too small: {asked.parameters:,} parameters in {asked.precision} with "
@@ -307,13 +307,14 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         f"the batch of all {asked.devices} devices together; give step times of {asked.devices} devices to "
         "`bssearch best --step-times` and `bssearch plan scale`"
     )
-    micro = "larger batches accumulate micro-batches exactly, except for batch normalisation"
+    micro = "splitting larger batches into micro-batches is exact, except for batch normalisation"
     return {
         "preset": "few small steps keep the pretrained model's knowledge" if tuning else "",
         "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a template"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: the metric of your training today, or worse; find a value with `check --suggest-target`",
+        "target": "YOURS: the metric of your training today, or worse; find a value with `bssearch check SPEC "
+        "--suggest-target`",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
@@ -334,7 +335,9 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         if tuning
         else "searched, because large batches with large rates need warmup, by common advice from 8 × the default on",
         "weight_decay": "searched, because the best value depends on batch size and learning rate",
-        "dropout": "searched, because a larger batch may need more dropout; YOURS must use dropout" if accurate else "",
+        "dropout": "searched, because a larger batch may need more dropout; the workload must use dropout"
+        if accurate
+        else "",
         "label_smoothing": "searched, because a larger batch may need more smoothing" if accurate else "",
         "optimizer": "at batch 32k, tuned SGD and Adam match LARS and LAMB (Nado et al. 2021, arXiv 2102.06356)"
         if asked.optimizer in ("lars", "lamb")
@@ -351,7 +354,8 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         if tuning
         else "usual from scratch",
         "trials": f"{TRIALS_PER_SIZE} trials for each batch size; the search may end earlier",
-        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training today; YOURS if your limit differs",
+        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training run today; YOURS if your limit "
+        "differs",
         "confirm": "fresh seeds for the finalists, because the best of many trials is partly luck",
         "executor": "one device; cuda if available",
     }

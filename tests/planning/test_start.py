@@ -252,8 +252,8 @@ def test_a_largest_micro_batch_gives_way_to_one_that_divides() -> None:
 @pytest.mark.parametrize(
     ("asked", "nearest"),
     [
-        ({"batch": 1024, "micro": 24, "devices": 4}, ["960 (10 steps)", "1056 (11 steps)"]),
-        ({"batch": 30, "micro": 32}, ["32 (1 step)"]),
+        ({"batch": 1024, "micro": 24, "devices": 4}, ["960 (10 accumulation steps)", "1056 (11 accumulation steps)"]),
+        ({"batch": 30, "micro": 32}, ["32 (1 accumulation step)"]),
         ({"batch": 1000, "devices": 3}, ["999", "1002"]),
     ],
 )

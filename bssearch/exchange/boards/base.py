@@ -52,7 +52,7 @@ class Board(Protocol):
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
         """Show that a trial ended or paused.
 
-        If ``is_elsewhere``, another driver started the trial. Skip the trial unless the board already shows the trial.
+        ``is_elsewhere`` means that another driver started the trial. Then skip a trial that the board does not show.
         """
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
@@ -63,7 +63,7 @@ class Board(Protocol):
 
 
 def masked(value: Any) -> Any:
-    """Replace passwords of URLs in texts and mappings by ``***``."""
+    """Replace passwords of URLs in strings and mappings by ``***``."""
     if isinstance(value, str):
         return without_passwords(value)
     if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ def masked(value: Any) -> Any:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Replace a text by ``***`` if the key, option or argument before the text names a secret."""
+    """Replace a string by ``***`` if a mapping's key, ``KEY=`` or an option before the string names a secret."""
     if isinstance(value, Mapping):
         return {key: without_secrets(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """Exports of a study to files.
 
 Curves in ``NAME.csv.gz`` or ``NAME.csv`` have the columns ``trial, param.*, seed, step, train_seconds, metric``.
-Rows are sorted by trial, then by time. An empty cell means that the trial lacks the parameter. ``NAME.json`` has
+Rows are sorted by trial, then by time. An empty cell is a missing or unknown parameter. ``NAME.json`` has
 ``name``, ``metric``, ``goal``, ``target`` and ``max_train_seconds``, the limit of a trial in seconds or null.
 """
 

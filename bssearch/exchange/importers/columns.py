@@ -138,7 +138,7 @@ def check_epochs(theirs: str, ours: str, hint: str) -> None:
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
-    """Map the file's name in each text THEIRS=OURS to bssearch's name and a formula."""
+    """Map the file's name in each ``THEIRS=OURS`` to bssearch's name and a formula."""
     names = list(there)
     found: dict[str, tuple[str, Formula]] = {}
     for text in given:
@@ -243,7 +243,7 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
     rules: tuple[tuple[object, str | None, str], ...] = (
         (not name, None, "without a name"),
         (plain in COLUMNS and (prefix is None or plain in ("batch_size", "seed")), plain, ""),
-        (part, plain, f"a factor of the batch size, {part}"),
+        (part, plain, f"read as {part}"),
         (may_divide_batch(plain), PREFIX + plain, "may divide the batch size"),
         (logged == metric and "final_metric" not in own, "final_metric", ""),
         (plain in TYPED or (prefix is not None and plain and plain not in COLUMNS), PREFIX + plain, ""),

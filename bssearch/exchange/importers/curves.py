@@ -80,8 +80,8 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 class Setting:
     """A setting's value, and the name in the log.
 
-    ``distance`` is 1 + the number of dots and slashes in a logged name, or 0 for other sources. The setting with the
-    smallest distance counts.
+    ``distance`` is 1 + the number of dots and slashes after a logged name's prefix, or 0 for renamed settings and other
+    sources. The setting with the smallest distance counts.
     """
 
     theirs: str
@@ -95,7 +95,7 @@ Settings = Mapping[str, Setting]  # by our names, else by the log's
 
 
 def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None) -> list[Settings]:
-    """Return the settings of each log. ``column`` renames settings, and ``given`` overrides settings."""
+    """Return the settings of each log. ``column`` renames settings, and ``given`` sets settings."""
     there = dict.fromkeys(name for log in logs for name in (*log.settings, *log.mentioned))
     renamed = mappings("--column", column, there, "setting")
     added = {}
@@ -223,8 +223,8 @@ def import_curves(
     file: Annotated[
         list[str],
         Option(
-            "Tables of evaluations (.csv, .tsv, .json, .jsonl, also .gz) or texts (slurm-*.out, .log). Folders with "
-            "runs of Lightning's CSVLogger, the Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & "
+            "Tables of evaluations (.csv, .tsv, .json, .jsonl, also .gz) or text logs (slurm-*.out, .log). Folders "
+            "with runs of Lightning's CSVLogger, the Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & "
             "Biases. Zeus's traces, MLflow's databases and tracking servers. PLACE#NAME chooses MLflow's experiment or "
             "Zeus's workload.",
             metavar="FILE|FOLDER|URL…",
@@ -266,8 +266,8 @@ def import_curves(
 ) -> Studies:
     """Make a study with learning curves from training logs.
 
-    A run's settings come from its log. bssearch multiplies a batch size per device by accumulation steps and devices.
-    Each pair of device and precision gets a separate study.
+    A run's settings come from its log, files beside the log, the log's path and --with. bssearch multiplies a batch
+    size per device by accumulation steps and devices. Each pair of device and precision gets a separate study.
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 

@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
     require(
         len(data) <= MOST_BYTES,
         f"{path} has more than {MOST_BYTES:,} bytes",
-        hint="split the file, and import the parts",
+        hint="remove data that the import does not need",
     )
     encoding = "UTF-16" if data[:2] in UTF_16_MARKS else "UTF-8"
     try:

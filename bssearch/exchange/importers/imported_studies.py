@@ -44,7 +44,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target and notes. The default is the worst ``final_metric`` of a run that reached the target."""
+    """Return the target and notes. The default target is the worst ``final_metric`` of a run with ``reached``."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:

@@ -498,7 +498,7 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def table_rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield rows of CSV or JSON with line numbers, without repeated headers or a partial last row."""
+    """Yield numbered rows of CSV or JSON, without repeated headers or a partial last row."""
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
         yield from ((line, _flat(row)) for line, row in _json_lines(text, str(file)))

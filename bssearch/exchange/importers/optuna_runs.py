@@ -1,4 +1,4 @@
-"""``import optuna``: finished trials of an Optuna study.
+"""``import optuna``: COMPLETE and PRUNED trials of an Optuna study.
 
 A report's step has no unit. The user names the sources of seconds and steps, unless bssearch exported the study.
 """
@@ -117,7 +117,7 @@ class ReportSteps:
 
     @property
     def are_epochs(self) -> bool:
-        """True if report steps count 0, 1, 2, … or 1, 2, 3, …, with or without missing numbers."""
+        """True if report steps count 0, 1, 2, … or 1, 2, 3, …, with gaps of at most `FEW`."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
@@ -198,11 +198,11 @@ def import_optuna(
     device: Annotated[str | None, Option("Device of the trials.")] = None,
     precision: Annotated[str | None, Option("Precision of the trials.")] = None,
 ) -> Studies:
-    """Make a study from the finished trials of an Optuna study.
+    """Make a study from the COMPLETE and PRUNED trials of an Optuna study.
 
     A trial reached the target if a report or the trial's value meets the target. With --seconds value, each COMPLETE
-    trial reached the target. FAIL, RUNNING and WAITING trials, and trials that violate a constraint, do not count.
-    A study of `export --to optuna` needs neither --seconds nor --steps.
+    trial reached the target. The import skips trials that violate a constraint. A study of `export --to optuna` needs
+    neither --seconds nor --steps.
     """
     # imports SQLAlchemy, which `import --help` does not need
     from bssearch.exchange.importers.imported_studies import make_studies
@@ -446,7 +446,7 @@ class _Reader:
             taken = [
                 *(["seconds" if factor == 1.0 else f"seconds × {factor:g}"] if name == self.seconds_name else []),
                 *(["steps"] if name == self.steps_name else []),
-                *(["a factor of the batch size"] if is_about_batch(name) else []),
+                *(["used for the batch size"] if is_about_batch(name) else []),
             ]
             yield f"user attribute {name!r}: {', '.join(taken) or 'ignored'}"
         unit = {STEP: "optimizer steps", EPOCH: f"epochs of {self.samples_per_epoch} samples"}.get(self.steps or "")

@@ -38,7 +38,7 @@ TARGETS = {
     "retinanet": Target(metric="mean_average_precision", value=0.34),
 }
 
-# If the file has no target: 1 when a run reaches the benchmark's target.
+# For other benchmarks: 1 when a run reaches the benchmark's target.
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
 
 LEARNING_RATE = "opt_base_learning_rate"
@@ -89,7 +89,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     runs = [run for place, one in read.items() for run in _runs(one, place, per_epoch)]
     require(runs, f"{path} has no runs; list the values of runs under {EPOCHS!r} or {SAMPLES!r}")
     notes = [
-        f"skipped {missing} of {len(one.values)} runs without a value ({place})"
+        f"skipped {missing} of {len(one.values)} runs, because the value is null ({place})"
         if one.values
         else f"skipped a point without runs ({place})"
         for place, one in read.items()
@@ -100,7 +100,9 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
         notes.append(f"reading {EPOCHS!r} as {counted}")
     target = TARGETS.get(benchmark, UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
-        notes.append("the file has no target; quality_target 1 means the benchmark's own target")
+        notes.append(
+            f"the target of {benchmark or 'the benchmark'} is unknown; quality_target 1 means the benchmark's target"
+        )
     return RunTable(tuple(runs), tuple(notes)), target
 
 

@@ -263,18 +263,20 @@ def parse_runs(
     ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
     if len(ended) < len(table):
         notes.append(
-            f"skipped {len(table) - len(ended)} of {len(table)} runs that did not finish, by column {labels[STATE]!r}"
+            f"skipped {len(table) - len(ended)} of {len(table)} runs as unfinished, by column {labels[STATE]!r}"
         )
     is_constrained = any(one.startswith(CONSTRAINT) for one in labels)
     feasible = [row for row in ended if not row.violated()] if is_constrained else ended
     if len(feasible) < len(ended):
-        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs that violate a constraint")
+        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs, because they violate a constraint")
     ended, derived = feasible, None
     if "reached" not in labels:
         derived = Target(metric=metric, value=target or 0.0, goal=goal or Goal.MAXIMIZE)
         known = [row for row in ended if row.cells["final_metric"]]
         if len(known) < len(ended):
-            notes.append(f"skipped {len(ended) - len(known)} of {len(ended)} runs without {labels['final_metric']!r}")
+            notes.append(
+                f"skipped {len(ended) - len(known)} of {len(ended)} runs, because {labels['final_metric']!r} is empty"
+            )
         ended = known
         check_scale([row.final_metric() for row in ended], derived, goal, source)
         notes.append(f"reached means {derived.in_words}")

@@ -59,7 +59,10 @@ def read_file(file: Path) -> Iterator[Log]:
             mentioned |= found if pattern == "pairs" else {}
     if not rows:
         known = "; ".join(f"{name}, as in {example}" for name, example in PATTERNS.items())
-        raise UsageError(f"{file} has no line with a known pattern: {known}", hint="log a table (.csv, .jsonl) instead")
+        raise UsageError(
+            f"{file} has no line with a step or epoch in a known pattern: {known}",
+            hint="log a table (.csv, .jsonl) instead",
+        )
     for name, values in grouped((name, value) for row in rows for name, value in row.items()).items():
         if len(set(map(str, values))) == 1:
             mentioned.setdefault(name, values[0])

@@ -16,10 +16,7 @@ SHOWN_COLUMNS, LONGEST = 8, 40
 
 
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
-    """Read a table with batch_size and step_seconds, or the probe's JSON.
-
-    ``micro_batch_size`` defaults to the batch size. Rows with null ``step_seconds`` do not count.
-    """
+    """Read step times. ``micro_batch_size`` defaults to the batch size. Rows with null ``step_seconds`` are skipped."""
     found: dict[int, ProbeRecord] = {}
     for line, row in table_rows(path):
         place = f"{path}:{line}"

@@ -14,7 +14,7 @@ def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
     ``parameters``, activations need a transformer's dimensions.
 
     Raises:
-        UsageError: Numbers, names or combinations are wrong.
+        UsageError: An argument is invalid, or two arguments contradict each other.
         LaunchError: The parameters do not fit. The hint names options that fit, if any.
 
     Example: ``bssearch.plan_memory(parameters="110M", precision="bf16", optimizer="adamw", memory_gib=24)``

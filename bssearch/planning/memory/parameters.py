@@ -134,8 +134,8 @@ def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
 def trained_parameters(asked: MemoryPlanRequest) -> int:
     """Count the parameters with a gradient.
 
-    LoRA has r·(in + out) for each matrix of the blocks (Hu et al. 2021, arXiv 2106.09685, § 4.1). As in QLoRA, all
-    linear layers have adapters.
+    As in QLoRA, each matrix of the blocks has an adapter with r·(in + out) parameters (Hu et al. 2021, arXiv
+    2106.09685, § 4.1).
     """
     model = asked.transformer
     if asked.lora_rank and model is not None:
@@ -195,7 +195,7 @@ class SampleBytes:
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
     """Return a sample's bytes at the memory peak of the forward and backward pass.
 
-    Checkpointing keeps each layer's input (Korthikanti et al. 2022, arXiv 2205.05198, § 5). The peak also has the
+    With checkpointing, the peak has each layer's input (Korthikanti et al. 2022, arXiv 2205.05198, § 5), and the
     logits or a recomputed layer, whichever is larger.
     """
     layer, scores = _layer(model, form), _scores(model, form)

@@ -319,7 +319,7 @@ class MemoryDevice:
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
-        """Return True if a GPU lacks tensor cores for bf16 (compute capability 8.0) or fp8 (8.9)."""
+        """Return True if a GPU has no tensor cores for ``precision``."""
         least = {"bf16": (8, 0), "fp8": (8, 9)}.get(precision)
         return least is not None and self.capability is not None and self.capability < least
 
@@ -724,7 +724,7 @@ class MemoryPlanRequest(Request):
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest and the safe micro-batch, or None if unknown. ``largest`` maps bytes to samples."""
+        """Return the largest and the safe micro-batch, if known. ``largest(n)`` returns the most samples in n bytes."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)

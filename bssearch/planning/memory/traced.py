@@ -127,7 +127,10 @@ class PeakByBatch:
         return floor(((memory_bytes - self._fixed[grows]) / self._per_sample[grows]).min()) if grows.any() else 0
 
     def terms(self, micro_batch_size: int) -> Mapping[str, tuple[float, float]]:
-        """Return each term's fixed bytes and bytes per sample at the peak before the optimizer's update."""
+        """Return each term's fixed bytes and bytes per sample at the peak before the optimizer's update.
+
+        If the traces differ in events, the peak is of the whole step.
+        """
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
             event = int(live[: self._small.events_before_update()].argmax())
@@ -272,7 +275,7 @@ TERM_OF_PHASE = {
 def trace(
     model: ModelUnderPlan, asked: MemoryPlanRequest, optimizer: str | None, micro_batch_size: int, mode: FakeTensorMode
 ) -> StepLifetimes:
-    """Trace a model's training step with fake tensors of ``mode``, after the first update of the optimizer."""
+    """Trace a model's training step with fake tensors of ``mode``, after the first update of a traced ``optimizer``."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error is raised
     module, dtype = model.module, DTYPES[asked.precision] if asked.form.mixed == "autocast" else None
     recorder = _Recorder(CUDA_BLOCK_BYTES if _is_cuda(asked) else 1)

@@ -418,7 +418,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "Latin-1": ("a.csv", "step,val_acc,batch_size,note\n10,.4,8,é\n".encode("latin-1"), "a.csv:2 is not UTF-8"),
     "backwards": ("a.csv", "\n".join([HEADER, *map(accuracies, reversed(STEPS))]), "as if a run restarts"),
     "no gzip": ("a.csv.gz", lines(accuracies), "cannot be read"),
-    "no known pattern": ("a.out", "Loading 3 files\nsrun: error\n", "a.out has no line with a known pattern"),
+    "no known pattern": ("a.out", "Loading 3 files\nsrun: error\n", "a.out has no line with a step or epoch"),
     "tokens": ("a.jsonl", objects(lambda s: {"tokens": s, "val_acc": s / 100, "bs": 8}), "no optimizer steps"),
 }
 

@@ -104,7 +104,7 @@ def test_runs_without_a_value_are_left_out_and_noted(tmp_path: Path) -> None:
     without = {**RESNET, "BS": 64, "Epochs to converge": None}
     found = read(tmp_path, {**RESNET, "Epochs to converge": [34, None, 35]}, without)
     assert len(found[0].runs) == 2
-    said = ["skipped 1 of 3 runs without a value", "skipped a point without runs"]
+    said = ["skipped 1 of 3 runs, because the value is null", "skipped a point without runs"]
     assert [note.partition(" (")[0] for note in found[0].notes[:2]] == said
 
 

@@ -640,7 +640,7 @@ def test_a_run_that_violates_a_constraint_is_left_out() -> None:
     lines = "params_batch_size,reached,constraints:memory,system_attrs_constraints"
     table = parse(lines, "32,1,-1.0,", "64,1,5.0,", '128,1,,"(-1.0, 2.0)"', "256,1,0.0,-1.0")
     assert [run.configuration.batch_size for run in table.runs] == [32, 256]
-    assert "skipped 2 of 4 runs that violate a constraint" in table.notes
+    assert "skipped 2 of 4 runs, because they violate a constraint" in table.notes
 
 
 def test_a_result_table_of_ray_needs_no_further_names() -> None:
