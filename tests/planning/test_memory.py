@@ -268,6 +268,16 @@ def test_limits_of_a_device_or_a_flag_are_noted(asked: dict[str, Any], said: str
     assert not any(said in note for note in bssearch.plan_memory(parameters=10**6, **{**asked, **better}).notes)
 
 
+def test_only_a_gpu_needs_more_memory_to_update_all_tensors_at_once() -> None:
+    # 4 × 4 bytes per parameter between steps, and 4 bytes more during a GPU's update
+    asked: dict[str, Any] = {"parameters": 2**30, "memory_gib": 17, "precision": "fp32", "optimizer": "adamw"}
+    said = {one: bssearch.plan_memory(**asked, device=one).notes for one in ("cuda", "cpu")}
+    assert {one: any("foreach=False" in note for note in notes) for one, notes in said.items()} == {
+        "cuda": True,
+        "cpu": False,
+    }
+
+
 @pytest.mark.parametrize(
     ("given", "count"),
     [("4.1M", 4_100_000), ("2.01k", 2010), ("66.955B", 66_955_000_000), ("1_000", 1000), (1.1e8, 110_000_000)],

@@ -205,10 +205,11 @@ def _notes(
         yield "The plan assumes that all layers keep activations; frozen first layers keep fewer activations."
     if largest == 0:
         yield "No sample fits; use smaller samples, or options from a row of --table that fits a sample."
-    if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
+    foreach = _foreach(fixed, asked)
+    if asked.room_bytes is not None and fixed.fixed + foreach > asked.room_bytes:
         yield (
-            f"The update of all tensors at once needs another {gib(fixed.foreach)}, which is not available; set "
-            "foreach=False or fused=True in the optimizer."
+            f"The update of all tensors at once needs another {gib(foreach)}, but only "
+            f"{gib(asked.room_bytes - fixed.fixed)} is free; set foreach=False or fused=True in the optimizer."
         )
     yield from asked.notes()
 
