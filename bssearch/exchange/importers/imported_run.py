@@ -73,7 +73,7 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``. Raises `UsageError` for other texts, and outside ``low`` to ``high``."""
+    """Parse an integer, also ``120.0``. Raises `UsageError` for other strings, and outside ``low`` to ``high``."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None

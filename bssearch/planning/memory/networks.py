@@ -216,7 +216,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 def network(
     name: str, shape: Sequence[int], stages: Sequence[int] | None = None, channels: Sequence[int] | None = None
 ) -> Network:
-    """Build a network for inputs (channels, height, width). Raises `UsageError` for wrong sizes."""
+    """Build a network for inputs (channels, height, width). Raises `UsageError` for invalid sizes."""
     kind = ARCHITECTURES[name]
     blocks, widths = tuple(stages or kind.stages), tuple(channels or kind.channels)
     require(

@@ -469,7 +469,8 @@ class MemoryPlanRequest(Request):
     device: Annotated[
         Annotated[str, AfterValidator(lambda name: _device_named(name).name)] | None,
         Option(
-            "Device by name, such as a100-80gb; its CUDA context and workspaces count as used memory.",
+            "Device by name, such as a100-80gb; its workspaces and, without --memory-gib, its CUDA context count as "
+            "used memory.",
             choices=tuple(DEVICES),
             metavar="NAME",
         ),
