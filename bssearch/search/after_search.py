@@ -1,7 +1,7 @@
 """Plan runs after the search: batch schedules, finalists trained past the target, and runs on more devices.
 
-Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. The best trial at the starting batch
-size, or else the best constant-batch configuration, gives the other parameters.
+After fixed schedules, Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. The other
+parameters are the best trial's at the starting batch size; for Seesaw or without a success, the best constant batch's.
 """
 
 import itertools
@@ -352,7 +352,7 @@ def next_run(history: History, runs: int) -> TrialPlan | None:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return each batch size's best successful configuration, and a `more_regularised` copy at the largest size."""
+    """Return each batch size's best successful configuration, and a `more_regularised` copy of the largest size's."""
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
         return []

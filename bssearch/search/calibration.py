@@ -56,8 +56,8 @@ def missing_step_times(
 ) -> list[int]:
     """The batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
 
-    Only ``compared`` sizes (default: all) need more than `FIRST_VISITS` visits. `doubtful` compared sizes need
-    `MOST_VISITS`. Batch sizes at which the user's code failed need no visit.
+    Only ``compared`` sizes (default: all) need more than `FIRST_VISITS` visits. If ``visits`` exceeds this number,
+    `doubtful` compared sizes need `MOST_VISITS`. Batch sizes at which the user's code failed need no visit.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
@@ -119,8 +119,8 @@ def measure_step_times(
 ) -> None:
     """Measure and store the `missing_step_times`, after a second test of micro-batches that ran out of memory once.
 
-    Later visits use all devices of a node if the devices are equally fast. Trials skip a batch size at which the user's
-    code fails. ``check`` runs before each measurement and write, and may raise.
+    Later visits of several sizes use all GPUs of a node if the GPUs are equally fast. Trials skip a batch size at which
+    the user's code fails. ``check`` runs before each measurement and write, and may raise.
 
     Raises:
         LaunchError: If no batch size fits into memory.
@@ -283,7 +283,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default configuration in the largest micro-batch that fits; None if no size fits."""
+    """Time a batch size in the largest micro-batch that fits; None if no micro-batch fits."""
     while (micro := _micro_batch_at(spec, batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
@@ -370,7 +370,7 @@ def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
 
 
 def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) -> list[tuple[int, int, int]]:
-    """The (devices, batch size, micro-batch size) triples with fewer than `COMPARING_VISITS` visits."""
+    """The (devices, batch size, micro-batch size) triples on more devices that need further visits."""
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
     visits = Counter(split(one) for one in store.probes.visits(spec.name))

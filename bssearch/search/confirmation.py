@@ -49,7 +49,7 @@ def repeat(
     *,
     retry_of: int | None = None,
 ) -> TrialPlan:
-    """Plan a run to the full limit. A `Phase.TO_BUDGET` run continues past the target."""
+    """Plan a run with the full limit. A `Phase.TO_BUDGET` run continues past the target."""
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
         configuration=configuration,
@@ -70,9 +70,10 @@ def finalists(history: History) -> list[Configuration]:
     """The configurations to confirm, in current micro-batches. Empty before a success.
 
     Each of the ``confirm.top`` best batch sizes has up to two finalists. The first finalist is the size's best
-    configuration. The second finalist has the overall best values, or is the size's second best. Further finalists are
-    the default, the best at the default's batch size, and neighbours of the best size (see `beside`). The last finalist
-    has the best result at the largest size without accumulation.
+    configuration. The second finalist has the overall best values; if these values are the first finalist's or
+    unavailable, the second finalist is the size's second best. Further finalists are the default, the best at the
+    default's batch size, and neighbours of the best size (see `beside`). The last finalist has the best result at the
+    largest size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -97,7 +98,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def compared_sizes(history: History) -> frozenset[int]:
-    """The batch sizes of finalists and started runs, except sizes that are `FAR_BEHIND` the incumbent."""
+    """The batch sizes of finalists and confirmation runs, except sizes that are `FAR_BEHIND` the incumbent."""
     # at twice the incumbent's time, a first visit's error of about 10 % changes no decision
     chosen = [*finalists(history), *(trial.configuration for trial in history.of_phase(Phase.CONFIRM))]
 
@@ -113,8 +114,8 @@ def compared_sizes(history: History) -> frozenset[int]:
 def beside(history: History, batch_size: int) -> list[Configuration]:
     """Return the best configuration of each neighbouring batch size.
 
-    A neighbour without a success gets ``batch_size``'s best values, unless a trial of these values was exhausted or
-    diverged.
+    A neighbour without a success gets ``batch_size``'s best values if possible, unless a trial of these values was
+    exhausted or diverged.
     """
     # The seed of a trial that stopped early may be unlucky.
     sizes = list(history.feasible)
@@ -151,7 +152,7 @@ def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool =
 
     Configurations with runs stay finalists. With ``spares``, `beaten` configurations and `plain_misses` get no more
     runs. The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all
-    runs of the batch size in smaller micro-batches. Untried neighbouring sizes of a confirmed optimum follow, and
+    runs of the batch size in smaller micro-batches. Next are runs of a confirmed optimum's untried neighbours, and
     then further runs of contenders.
     """
     made, done = CompletedRuns(history, trials), in_force(history, trials)
@@ -257,14 +258,14 @@ def in_vain(history: History) -> str | None:
         return None
     target = history.spec.record_target
     return (
-        f"the confirmation has ended, because no configuration reaches {target.metric} {target.goal.sign} "
+        f"the confirmation has ended, because no finalist reaches {target.metric} {target.goal.sign} "
         f"{target.value:g} in at least half of the runs (95 % confidence); raise "
         "budget.trial_train_seconds, or run a new study with an easier target"
     )
 
 
 def ending(history: History) -> str | None:
-    """Return `in_vain`'s message, or whether the recommendation is final or provisional; None if unknown."""
+    """Return `in_vain`'s message, or why the recommendation is final or provisional; None if unknown."""
     if (message := in_vain(history)) is not None:
         return message
     trials = history.of_phase(Phase.CONFIRM)
@@ -337,12 +338,12 @@ def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
 def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> str:
     confirm = history.spec.confirm
     if confirm.max_runs is None:
-        return f"confirm.runs = {confirm.runs} per batch size"
+        return f"confirm.runs = {confirm.runs} per finalist"
     if confirm.train_seconds is not None and _is_spent(history, trials):
         return f"confirm.train_seconds = {confirm.train_seconds:g}"
     if not known.are_sure and not known.runs_help:
         return f"{plural(len(in_force(history, trials)), 'run')}, because more runs would hardly help"
-    return f"confirm.max_runs = {confirm.max_runs} per batch size"
+    return f"confirm.max_runs = {confirm.max_runs} per finalist"
 
 
 class CompletedRuns:

@@ -70,7 +70,7 @@ class Listener:
     """Receives a driver's events. The base class ignores all events."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """The driver opened the study. ``database`` is the URL without the password."""
+        """The study is open. ``database`` is the URL without the password."""
 
     def note(self, message: str) -> None:
         """The driver has a message for the user."""
@@ -147,11 +147,10 @@ class Shift:
         return 0.0 if since is None else self._clock() - since
 
     def end(self) -> None:
-        """End the driver after the running trials have ended."""
         self.is_ending = True
 
     def interrupt(self) -> None:
-        """Pause the running trials, stop loading and end the driver. Call again until the driver ends."""
+        """Pause or cancel the running trials, stop loading and end the driver. Call again until the driver ends."""
         # ending the executor does not prevent a process that does not exist yet
         with self._lock:
             self.is_ending = True
@@ -168,7 +167,6 @@ class Shift:
                 kill()
 
     def raise_if_over(self, running: Collection[int] = ()) -> None:
-        """Raise `InterruptedRunError` if the shift is ending and no trial runs."""
         require(
             running or not self.is_ending,
             "the run paused for other studies; all trials are stored",
@@ -279,7 +277,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the answer of ``trials`` trials, unless a driver recently stored an answer."""
+        """Store the answer of ``trials`` trials, unless answers would take over `FINDING_SHARE` of drivers' time."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -296,7 +294,7 @@ class Recorder:
 
 
 class Driver:
-    """Runs a study. The store has all state except running trials and buffered observations."""
+    """Runs a study. The store has all results, except evaluations of about the last `FLUSH_SECONDS`."""
 
     def __init__(
         self,
@@ -337,7 +335,7 @@ class Driver:
         self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C or the end of the shift."""
+        """Search, then confirm. Raises the engine's error, or `InterruptedRunError` on Ctrl-C or at the shift's end."""
         with self._ready():
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # the first Ctrl-C stops gracefully
@@ -585,7 +583,9 @@ class Driver:
         self._drop(refused)
         self.listener.ended(trial, self.engine.history)
         if is_lost:
-            self.listener.note(f"another driver took over trial {trial.number}; discarded the results of this driver")
+            self.listener.note(
+                f"this driver lost the lease of trial {trial.number}; discarded the results of this driver"
+            )
             return
         self._find_saved()
         self._recorder.keep_finding(self.engine.history.length)

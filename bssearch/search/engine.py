@@ -1,7 +1,7 @@
 """The state machine of a search, and the planner of the next trial.
 
-Each event is a method of `Engine` that returns actions. Stored trials determine all decisions, so a new engine
-resumes a study exactly.
+Each event is a method of `Engine` that returns actions. Trials and step times are stored, so a new engine can
+resume a study.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +88,6 @@ class Planner:
         return (None if following is None else self._plan(following)), ending
 
     def asked_for(self) -> TrialPlan | None:
-        """Return the next enqueued trial, or else the next uncapped trial to retry."""
         queued = next(iter(self._history.in_state(TrialState.QUEUED)), None)
         trial = queued or self._history.to_retry(uncapped=True)
         return None if trial is None else self._plan(trial)
@@ -217,7 +216,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead drivers. With ``for_disk``, end paused trials of any driver."""
+    """End paused trials of this driver and of drivers that left. With ``for_disk``, end paused trials of any driver."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -338,14 +337,13 @@ class Engine:
         self._phase = phase
         self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
         self.running: dict[int, Running] = {}
-        """The running trials of this driver, by number."""
         self._was_timed = False
         self._has_claim = False
         self._has_repeated = False
         self._ending: str | None = None
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome to store: LOST after a failed resume, CANCELLED if interrupted without a checkpoint."""
+        """Return the outcome, but LOST if a resume failed, or CANCELLED if an interrupted trial saved no checkpoint."""
         running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
@@ -491,10 +489,10 @@ class Engine:
         is_rewritten: bool = False,
         quick: QuickAnswer | None = None,
     ) -> list[Action]:
-        """Handle changes in the store. ``is_rewritten`` discards earlier trials.
+        """Take over changes in the store. Returns the error that ends the run, if any.
 
-        ``evaluations``: by trial number, for search trials that ended at other drivers. ``probes``, ``quick``: None if
-        unchanged.
+        ``evaluations``: by number of search trials that ended at other drivers; of all search trials if
+        ``is_rewritten``, which discards earlier trials. ``probes``, ``quick``: None if unchanged.
         """
         if is_rewritten:
             self._forget()
@@ -525,9 +523,9 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the readable checkpoints and the ``size`` of all checkpoints in bytes.
+        """Set the readable checkpoints. Above the disk limit, end the least promising paused trial.
 
-        Above the disk limit, end the least promising paused trial.
+        ``size``: bytes of all checkpoints.
         """
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:

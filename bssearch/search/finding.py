@@ -143,7 +143,10 @@ def _current(store: Store, name: str) -> Answer | None:
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer from ``trials`` or stored trials, at ``target`` if given. Raises `build_answer`'s errors."""
+    """Compute the answer from ``trials`` or stored trials, at ``target`` if given.
+
+    Raises `build_answer`'s errors, and `UsageError` for an unsuitable ``target``.
+    """
     study = store.studies.get(name)
     spec = spec_of(study)
     trials = store.trials.of(name) if trials is None else trials

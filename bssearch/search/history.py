@@ -101,7 +101,7 @@ class History:
         now: Time of the last decision, in seconds since 1970.
         all_trials, trials: Views of all trials and of the search trials.
         ended: Number of ended search trials, without paused trials.
-        last_expectation: Expected improvement of the newest ended trial with an expectation.
+        last_expectation: Expected improvement of the newest ended trial with a stored expected improvement.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class History:
         return math.sqrt(squares / (SEED_NOISE_FREEDOM + sum(freedom for _, freedom in known)))
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """The search trials at a batch size, except missing and out-of-memory trials."""
+        """The search trials at a batch size, except failed, lost, cancelled and out-of-memory trials."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def of_phase(self, phase: Phase) -> list[TrialRecord]:
@@ -306,9 +306,9 @@ class History:
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """The coordinates of the nearest batch size's best success besides the default.
+        """The coordinates of the best trial at the nearest batch size whose best trial is not the default.
 
-        Without another success, returns the default's coordinates, or None if the default is outside the space.
+        Without such a size, returns the default's coordinates, or None if the default is outside the space.
         """
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
@@ -319,9 +319,9 @@ class History:
         ).sampled
 
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
-        """Return a lost or out-of-memory trial with fewer than `ATTEMPTS` attempts, or a trial that failed once.
+        """Return a lost, out-of-memory or failed trial with fewer than `ATTEMPTS` attempts, but no failed retry.
 
-        With ``uncapped``, only uncapped trials count, including cancelled trials. Otherwise, only capped trials count.
+        With ``uncapped``, the trial is uncapped and may be cancelled. Otherwise, the trial is capped.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

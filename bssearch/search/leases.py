@@ -114,7 +114,7 @@ class _Seen:
 
 
 class ClaimLostError(Exception):
-    """Another driver took over this driver's claim."""
+    """This driver no longer holds the claim."""
 
 
 class Leases:
@@ -170,7 +170,6 @@ class Leases:
         return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS
 
     def take(self, name: str) -> bool:
-        """Try to take a claim. Returns True on success."""
         self.look()
         found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
@@ -180,7 +179,6 @@ class Leases:
         return found
 
     def check(self, name: str) -> None:
-        """Raise `ClaimLostError` if this driver no longer holds a claim."""
         if not self._store.leases.holds(self._study, name, owner=self.owner):
             raise ClaimLostError(name)
 

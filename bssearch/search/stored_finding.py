@@ -53,12 +53,12 @@ class ShortAnswer(BaseModel):
 
     @property
     def medians(self) -> dict[int, float]:
-        """The known medians by batch size, in the objective's unit."""
+        """The known median objective values, by batch size."""
         return {one.batch_size: one.objective_value.median for one in self.batches if one.objective_value is not None}
 
     @property
     def in_words(self) -> str:
-        """A text such as ``batch 64, 0.131 s, 93 % sure``, or ``batch 64, 0.131 s, final`` without a probability."""
+        """Such as ``batch 64, 0.131 s, 93 % sure``. Without a probability, the end is ``final`` or ``provisional``."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "provisional" if self.provisional else "final"
         if self.within_5_percent is not None:

@@ -1,4 +1,4 @@
-"""A study's spec: the model, the search space and the templates of submissions."""
+"""A study's spec with the search space, and the templates of submissions."""
 
 from bssearch.spec.admission import admitted, problem_with
 from bssearch.spec.model import GIVEN_IN_PYTHON, IMPORTED, OBJECTIVE, StudySpec

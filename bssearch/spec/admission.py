@@ -18,6 +18,7 @@ from bssearch.spec.space.optimizers import LARGEST_NUMBER, OPTION_LIMITS, OwnRan
 
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
 NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)
+A_NUMBER = f"a finite number of at most {LARGEST_NUMBER:g} in absolute value"
 
 # Phases with configurations from rules of thumb, which may leave the space.
 BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
@@ -78,12 +79,12 @@ def _problem_with_types(configuration: Configuration) -> str | None:
             f"{product}"
         )
     if wrong := [name for name in NUMBERS if not _is_number(getattr(configuration, name))]:
-        return f"{wrong[0]} = {getattr(configuration, wrong[0])!r} must be a finite number"
+        return f"{wrong[0]} = {getattr(configuration, wrong[0])!r} must be {A_NUMBER}"
     if not configuration.learning_rate > 0:
         return f"learning_rate = {configuration.learning_rate} must be > 0"
     return next(
         (
-            f"{name} = {value!r} must be a finite number, true or false, or a text"
+            f"{name} = {value!r} must be {A_NUMBER}, true or false, or a string"
             for name, value in configuration.parameters.items()
             if not (value is None or isinstance(value, bool | str) or _is_number(value))
         ),

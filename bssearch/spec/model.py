@@ -139,7 +139,6 @@ _EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # the word before the numb
 
 
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:
-    """Raise `WorkloadError` if the command lacks a searched parameter's placeholder."""
     if lacking := _lacking(places, searched):
         raise WorkloadError(lacking, hint="add the placeholder, or let the program call bssearch.current_trial()")
 
@@ -237,10 +236,10 @@ class StudySpec(StrictModel):
     @classmethod
     def _is_a_list_of_texts(cls, given: Any) -> Any:
         if isinstance(given, str):
-            raise ValueError("must be a list with an item for each argument, because no shell splits a text")
+            raise ValueError("must be a list with an item for each argument, because no shell splits a string")
         for one in given if isinstance(given, list | tuple) else ():
             if not isinstance(one, str):
-                raise ValueError(f"{one!r} must be a text in quotes, as in '5' or '{{batch_size}}'")
+                raise ValueError(f"{one!r} must be a string in quotes, as in '5' or '{{batch_size}}'")
         return given
 
     @field_validator("log")
@@ -358,13 +357,13 @@ class StudySpec(StrictModel):
             )
         if growth is not None and searched > 1:
             raise ValueError(
-                f"batch_schedule: a growing batch trains on one device, but executor.devices = {searched}; "
+                f"batch_schedule: trials with growing batches use one device, but executor.devices = {searched}; "
                 "set executor.devices to 1"
             )
 
     @property
     def is_program(self) -> bool:
-        """True if the user's script, `make_trainer`, command or function trains."""
+        """True if the user's script, `make_trainer`, command or function runs the training."""
         return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith((".py", f".py{MAKE_TRAINER}"))
 
     @property

@@ -42,10 +42,10 @@ class TrainingSpec(StrictModel):
     """The computation of training steps.
 
     ``precision: auto`` is bf16 if the CUDA device has bf16, else fp32. ``fused: null`` fuses optimizers on CUDA only.
-    ``data: device`` keeps the data on the device. ``auto`` prefers ``device`` if the data fit. With ``host``,
-    ``loader_workers`` processes stream the data. Batch normalisation uses ``ghost_batch_size`` samples (null:
-    micro-batch), or with ``sync_batch_norm`` the micro-batches of all devices. With ``batch_unit: tokens``, batch sizes
-    and samples count tokens, including padding.
+    ``data: device`` keeps the data on the device, as does ``auto`` if the data fit. Otherwise, ``loader_workers``
+    processes stream the data. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with
+    ``sync_batch_norm`` the micro-batches of all devices. With ``batch_unit: tokens``, batch sizes and samples count
+    tokens, including padding.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -134,7 +134,7 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 class ScaleSpec(StrictModel):
     """A model with ``parameters`` parameters that trains on ``samples`` samples to the metric ``target``.
 
-    ``workload_settings`` override the spec's settings. ``arguments`` follow the spec's arguments.
+    ``workload_settings`` override the spec's settings. ``arguments`` follow the spec's arguments or command.
     """
 
     parameters: int = Field(ge=1, le=10**18)
@@ -237,9 +237,9 @@ class SamplerSpec(StrictModel):
 class PrunerSpec(StrictModel):
     """The pruner of trials; see `bssearch guide searching`.
 
-    Unless ``name`` is ``none``, a trial ends at ``slack`` × the fastest time. Your own trials, and evidence trials that
-    compare batch sizes, may run longer. By default, ``slack`` follows the seed-to-seed spread. Paused trials use at
-    most ``checkpoint_gib`` GiB of disk.
+    Unless ``name`` is ``none``, a trial ends at ``slack`` × the fastest time to the target. Your own trials, and
+    evidence trials that compare batch sizes, may run longer. By default, ``slack`` follows the seed-to-seed spread.
+    Above ``checkpoint_gib`` GiB of disk, the least promising paused trial ends.
     """
 
     name: PrunerName = "balanced"
@@ -256,10 +256,10 @@ class PrunerSpec(StrictModel):
 class ConfirmSpec(StrictModel):
     """The runs of finalists with fresh seeds.
 
-    The finalists are the ``top`` batch sizes (two configurations each), the best size's neighbours, the default and the
-    largest size. A finalist gets ``runs`` runs, or fewer if clearly slower. With ``max_runs``, indistinguishable
-    finalists get further runs, at most ``max_runs`` per finalist. Further runs end when the answer is final or more
-    runs would hardly help. No further run starts after confirmation has trained for ``train_seconds``.
+    The finalists are configurations of the ``top`` batch sizes (up to two each), the best size's neighbours, the
+    default's size and the largest size without accumulation. A finalist gets ``runs`` runs, or fewer if clearly worse.
+    With ``max_runs``, indistinguishable finalists get further runs, at most ``max_runs`` per finalist. Further runs end
+    when the answer is final, more runs would hardly help, or confirmation has trained for ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -284,13 +284,13 @@ class ConfirmSpec(StrictModel):
 class BudgetSpec(StrictModel):
     """The limits of the search, without confirmation.
 
-    No search trial starts after search trials of all drivers have trained and evaluated for ``wall_seconds``.
-    Overlapping trials count once, and step-time measurements do not count.
+    After search trials of all drivers have trained and evaluated for ``wall_seconds``, only enqueued trials and retries
+    of uncapped trials start. Overlapping trials count once, and step-time measurements do not count.
 
-    After ``least_trials`` trials, the search ends early if the expected improvement of the best time is below the share
-    ``least_improvement``. Of the built-in samplers, only ``auto`` estimates improvements.
+    After ``least_trials`` trials, the search ends early if the expected improvement of the best time stays below the
+    share ``least_improvement``. Of the built-in samplers, only ``auto`` estimates improvements.
 
-    If the space has a ``batch_schedule``, ``schedule_trials`` trials with growing batches follow the search.
+    If the space has a ``batch_schedule``, up to ``schedule_trials`` trials with growing batches follow confirmation.
     """
 
     trials: int = Field(ge=1, le=1_000_000)
@@ -304,11 +304,11 @@ class BudgetSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` trials at once, with ``threads`` CPU threads per trial, on ``device``.
 
-    ``slots: auto`` is one slot per idle CUDA device. On a CPU, ``auto`` is one slot per ``threads`` physical cores, at
-    most four. A user's program on a CPU gets one slot. ``local`` runs a worker process per slot. ``inline`` runs one
-    trial at a time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else local
-    Ray. A trial without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. Of
-    several numbers of devices, the search uses the smallest. Later, the best batch sizes train on the larger numbers.
+    ``slots: auto`` is one slot per ``devices`` idle CUDA devices. On a CPU, ``auto`` is up to four slots, by cores and
+    memory, or one slot for a user's program. ``local`` runs a worker process per slot. ``inline`` runs one trial at a
+    time in this process. ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else local Ray. A trial
+    without progress for ``hang_seconds`` counts as hung. A trial trains on ``devices`` devices. Of several numbers of
+    devices, the search uses the smallest. Later, runs of the best batch sizes use the larger numbers.
     ``memory_limit_gib`` simulates a smaller device, and on a CPU limits each worker's data segment.
     """
 
@@ -345,7 +345,6 @@ class ExecutorSpec(StrictModel):
 
     @property
     def least_slots(self) -> int:
-        """The number of slots; 1 for ``auto``."""
         return 1 if self.slots == "auto" else self.slots
 
     @property

@@ -39,7 +39,7 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 
 
 class Loader(yaml.SafeLoader):
-    """A `yaml.SafeLoader` that reads 1e-3 as a number and dates as texts, and rejects duplicate keys.
+    """A `yaml.SafeLoader` that reads 1e-3 as a number and dates as strings, and rejects duplicate keys.
 
     Raises `yaml.MarkedYAMLError` for invalid YAML, or a document above `MOST_NODES` or `MOST_LEVELS`.
     """
@@ -79,7 +79,7 @@ class Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise ConstructorError(None, None, "a key must be a text, not a list or a mapping", key.start_mark)
+                raise ConstructorError(None, None, "a key must be a string, not a list or a mapping", key.start_mark)
             if key.value in seen:
                 raise ConstructorError(None, None, f"the key {shortened(key.value)} appears twice", key.start_mark)
             seen.add(key.value)
@@ -100,7 +100,7 @@ class Loader(yaml.SafeLoader):
             problem = f"the number {shortened(node.value)} has more than {MOST_BITS} bits"
             raise ConstructorError(None, None, problem, node.start_mark)
         if isinstance(value, str) and not is_unicode(value):
-            raise ConstructorError(None, None, f"{shortened(value)} is not a Unicode text", node.start_mark)
+            raise ConstructorError(None, None, f"{shortened(value)} is not valid Unicode", node.start_mark)
         return value
 
 
@@ -116,7 +116,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """The value and root node of a document, None if empty. Raises `yaml.YAMLError`."""
+    """The value and root node of a document, both None if empty. Raises `yaml.YAMLError`."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -126,7 +126,7 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def is_unicode(text: str) -> bool:
-    """True if a text has no lone surrogates."""
+    """True if a string has no lone surrogates."""
     return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
@@ -159,7 +159,7 @@ def find_spec(path_or_name: str | Path) -> Path:
         if path.is_file():
             return path
     except OSError as error:  # a name that is too long for a file
-        raise NotFoundError(f"no spec {shortened(str(path))}: {error.strerror}; use a shorter path") from None
+        raise NotFoundError(f"no spec {shortened(str(path))}: {error.strerror}; correct the path") from None
     shipped = settings.shipped_studies()
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
@@ -279,7 +279,7 @@ def _check_values(data: Any, source: str) -> None:
         elif isinstance(value, float) and not math.isfinite(value):
             raise SpecError(f"{field} = {value} must be a finite number ({source})")
         elif isinstance(value, str) and not is_unicode(value):
-            raise SpecError(f"{field} = {shortened(value)} is not a Unicode text ({source})")
+            raise SpecError(f"{field} = {shortened(value)} is not valid Unicode ({source})")
 
 
 def _copied(value: Any) -> Any:
@@ -388,7 +388,7 @@ def parse_value(text: str, origin: str) -> Any:
     try:
         require(
             len(text) <= MOST_BYTES and is_unicode(text),
-            f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} characters",
+            f"{shortened(origin)}: the value must be a Unicode string of at most {MOST_BYTES:,} characters",
             error=SpecError,
         )
         return read_yaml(text)[0]
@@ -462,7 +462,7 @@ NEWER = "upgrade bssearch, because a newer version may have written the spec"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Return a stored study's spec. Raises `DatabaseError` if the spec is unreadable."""
+    """Return a stored study's spec. Raises `DatabaseError` if the spec is invalid or another study's."""
     try:
         stored: dict[str, Any] = dict(study.spec)
         preset = stored.pop("preset", None)

@@ -1,6 +1,6 @@
 """Submissions to the queue, and a worker's templates: the studies and values that users may submit.
 
-A queue row holds only a template's name and typed values, never a path, folder, command or code.
+Of a study, a queue row holds only a template's name and typed values, never a path, folder, command or code.
 """
 
 import json
@@ -317,7 +317,7 @@ class Templates(dict[str, Template]):
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a template file. ``overrides`` must be valid for each spec. Raises `SpecError` or `NotFoundError`."""
+    """Read a template file. ``overrides`` must be valid for each spec. Raises `UsageError` or `NotFoundError`."""
     data = read_file(path, "file of templates", _EXAMPLE)
     require(
         isinstance(data, Mapping) and set(data) == {"templates"} and isinstance(data["templates"], Mapping),

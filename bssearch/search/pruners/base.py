@@ -1,6 +1,6 @@
 """The pruner interface.
 
-Pruners decide from `Standings` alone, so a resumed search makes the same decisions as an uninterrupted search.
+Pruners decide from `Standings` alone, so a new driver can resume a search.
 """
 
 import math

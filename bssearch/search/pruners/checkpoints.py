@@ -1,7 +1,6 @@
 """Checkpoints of paused trials, in a local folder or in a remote store with a local staging folder.
 
-The remote store is any URL that fsspec opens. A trial's object is a JSON header of `HEADER_BYTES` and the trial's
-file.
+The remote store is any URL that fsspec opens. A remote object is a JSON header of `HEADER_BYTES` and a trial's file.
 """
 
 from __future__ import annotations

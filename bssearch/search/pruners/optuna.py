@@ -40,7 +40,6 @@ class OptunaPruner(Cap):
         self._told: set[int] = set()
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Stop a trial if Optuna prunes the trial at a new grid position."""
         for one in sorted(standings.curves.keys() - self._trials.keys()):
             self._trials[one], self._read[one], self._place[one] = self._study.ask(), 0, 0
         for one in standings.curves:
@@ -92,7 +91,7 @@ class Asha(OptunaPruner):
 
 
 class Hyperband(OptunaPruner):
-    """Optuna's Hyperband, with a first rung at 1/27 of the limit."""
+    """Optuna's Hyperband, with the lowest rung at 1/27 of the limit."""
 
     pruner = staticmethod(
         partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)

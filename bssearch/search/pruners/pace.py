@@ -1,4 +1,4 @@
-"""Pauses a trial that is too slow compared with every winner (`Standings.winners`).
+"""Pauses or stops a trial that is too slow compared with every winner (`Standings.winners`).
 
 f is the trial's train seconds as a share of T, the incumbent's time to the target. u is the trial's progress: at share
 u of a winner's time, the winner had the trial's best gain. The largest u of all winners counts. From a tenth of T on, a
@@ -151,7 +151,7 @@ class Pace(Cap):
         return None if fresh and seconds > standings.cap else number
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the trial with the longest predicted time or, before a success, the least gain on the lowest rung."""
+        """Return the trial of the longest predicted time; before a success, of the least gain on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)

@@ -27,8 +27,8 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 class Choice:
     """A configuration to try. ``sampled`` has the coordinates, or is None outside the space.
 
-    ``uncapped``: True if the pruner's cap does not end this trial. ``expected_improvement``: the largest expected gain
-    of a further trial, as a share of the incumbent's time.
+    ``uncapped``: True if the pruner does not pause, prune or cap this trial. ``expected_improvement``: the largest
+    expected gain of a further trial, as a share of the incumbent's time.
     """
 
     configuration: Configuration

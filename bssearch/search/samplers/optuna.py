@@ -4,8 +4,8 @@ A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. E
 trials within an octave of the batch size, or farther if trials are few. Optuna gets:
 
 * trials with an objective value, as complete
-* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the incumbent's lead
-  in gain at equal time, and huge for diverged trials
+* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the lead in gain of
+  `History.reference` at equal time, and huge if unknown or for diverged trials
 * trials out of memory, as pruned with a violated constraint
 * queued and running trials, as running
 
@@ -130,7 +130,7 @@ class UncopiedTrial(FrozenTrial):
 
 
 class OptunaSampler(Sampler):
-    """Takes batch sizes from `allocation`, and coordinates from the Optuna sampler ``kind``."""
+    """Takes batch sizes and known coordinates from `allocation`, other coordinates from the Optuna sampler ``kind``."""
 
     def __init__(self, spec: StudySpec, kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
         self.asker = Asker(spec.space.dimensions(), kind, options)
@@ -169,7 +169,6 @@ class OptunaSampler(Sampler):
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
     def told(self, history: History, trials: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
-        """Yield trials in the space in Optuna's form, except failed, lost and cancelled trials."""
         best = history.reference
         reference = None if best is None else history.curves.get(best.number)
         for trial in trials:
@@ -215,7 +214,7 @@ def optuna_sampler(name: str) -> type[OptunaSampler]:
 
 
 def hub_sampler(package: str) -> type[OptunaSampler]:
-    """Return a sampler for an OptunaHub package. Raises `UsageError` if loading fails."""
+    """Return a sampler for an OptunaHub package. Raises `UsageError` if no single sampler loads."""
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]

@@ -162,7 +162,7 @@ class Dimension:
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """The range's farther end, or another choice: the farthest number, else the first choice."""
+        """The range's farther end, the farthest other number, or the first other choice."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
@@ -252,8 +252,8 @@ DECAY_SHARE = 0.2
 class Schedule(StrictModel):
     """The learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
 
-    Except under ``constant``, the rate decays to about zero at ``horizon_samples``, the end of the trial.
-    ``warmup_stable_decay`` decays in the last ``decay_share`` of the trial (default 0.2).
+    Except under ``constant``, the rate decays to about zero at ``horizon_samples``, where a trial ends at the latest.
+    ``warmup_stable_decay`` decays in the last ``decay_share`` of these samples (default 0.2).
     """
 
     name: (

@@ -1,6 +1,6 @@
 """Micro-batches that fit into memory, rules that carry values between batch sizes, and growing batches.
 
-If a micro-batch runs out of memory, every larger micro-batch also runs out.
+If a micro-batch runs out of memory, all larger micro-batches count as too large.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ def batch_norm_caveats(
     if ghost_batch_size is None and accumulates:
         yield (
             "batch_norm_accumulation",
-            f"batch normalisation sees micro-batches, so batches that accumulate or share devices train another model; "
-            f"{remedy}",
+            f"batch normalisation sees micro-batches, so splitting a batch by accumulation or over devices trains a "
+            f"different model; {remedy}",
         )
     if ghost_batch_size is not None and micro_batch_size < ghost_batch_size:
         yield (
@@ -221,7 +221,7 @@ class BatchGrowth(StrictModel):
     ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` (Meterez et
     al. 2025, arXiv 2510.14717) follows the space's ``schedule``. When the schedule has divided the rate by k,
     ``seesaw`` multiplies the size by k and the rate by √k. With other names, the rate follows ``rate_rule`` (default:
-    the space's rule). Trials retune the rate of the first size.
+    the space's rule). If ``learning_rate`` is a range, trials retune the rate of the first size.
     """
 
     name: (

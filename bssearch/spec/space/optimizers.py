@@ -164,7 +164,7 @@ class Adagrad(OptimizerOptions):
 class Adafactor(OptimizerOptions):
     """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235): steps relative to each tensor's RMS.
 
-    In PyTorch, step t takes min(rate, 1/√t) × max(``epsilon2``, RMS). ``clipping_threshold`` is the paper's d.
+    In PyTorch, step t has the size min(rate, 1/√t) × max(``epsilon2``, RMS). ``clipping_threshold`` is the paper's d.
     """
 
     name: Literal["adafactor"]
@@ -277,7 +277,7 @@ RESERVED = frozenset(
 )
 
 OwnValue = bool | int | float | str
-Kind = Literal["a number", "true or false", "a text"]
+Kind = Literal["a number", "true or false", "a string"]
 
 
 def _checked_number(value: Any) -> int | float:
@@ -296,10 +296,10 @@ def _checked_value(value: Any) -> OwnValue:
     if isinstance(value, int | float):
         return _checked_number(value)
     if not isinstance(value, str):
-        raise ValueError("must be a number, true or false, or a text")
+        raise ValueError("must be a number, true or false, or a string")
     if len(value) > LONGEST_TEXT or not TEXT.fullmatch(value):
         raise ValueError(
-            f"a text must have 1 to {LONGEST_TEXT} printable characters, the first a letter, a digit, _, . or /"
+            f"a string must have 1 to {LONGEST_TEXT} printable characters, the first a letter, a digit, _, . or /"
         )
     return value
 
@@ -335,7 +335,7 @@ class OwnRange(Range):
 
 def _choices(values: tuple[OwnValue, ...]) -> tuple[OwnValue, ...]:
     if len({kind_of_value(value) for value in values}) > 1:
-        raise ValueError("the choices must all be numbers, all true or false, or all texts")
+        raise ValueError("the choices must all be numbers, all true or false, or all strings")
     for place, value in enumerate(values):
         if value in values[:place]:
             raise ValueError(f"{value!r} appears twice among the choices; list each choice once")
@@ -373,7 +373,6 @@ OwnValues = Annotated[dict[str, Scalar] | None, AfterValidator(checked_names)]
 
 
 def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise `ValueError` for a name in two groups, or more than `MOST_OWN` names."""
     by_name = grouped((name, group) for group, names in groups.items() for name in names)
     if twice := [name for name, found in by_name.items() if len(found) > 1]:
         raise ValueError(f"{twice[0]} is under both {' and '.join(by_name[twice[0]][:2])}; remove one entry")
@@ -382,7 +381,7 @@ def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def kind_of_value(value: ParameterValue) -> Kind:
-    return "true or false" if isinstance(value, bool) else "a text" if isinstance(value, str) else "a number"
+    return "true or false" if isinstance(value, bool) else "a string" if isinstance(value, str) else "a number"
 
 
 def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:

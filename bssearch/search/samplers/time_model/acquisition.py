@@ -315,7 +315,7 @@ WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
 
 class KnowledgeGradient:
-    """Chooses points of a space, starting with ``default``. The same ``seed`` gives the same points."""
+    """Chooses points of a space, starting with ``default``. The same ``seed`` and runs give the same points."""
 
     def __init__(
         self,
@@ -339,11 +339,7 @@ class KnowledgeGradient:
         """The largest expected gain at the last `ask` without a batch size, in nats; infinite before a success."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Return the point to run next.
-
-        With ``batch_size``, return the point of the largest expected gain at this batch size, and ignore the run's
-        cost.
-        """
+        """Return the point to run next; with ``batch_size``, the point of the largest gain there, at any cost."""
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -369,10 +365,9 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Return the batch sizes that may match the incumbent, ascending. Before a success, return all batch sizes.
+        """Return the batch sizes of points that may match the incumbent, or all batch sizes before a success.
 
-        A batch size may match if a point's mean less a standard deviation is within `FLAT_RATIO` of the incumbent's
-        mean.
+        A point may match if the point's mean less a standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:

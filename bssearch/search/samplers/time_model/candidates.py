@@ -34,7 +34,7 @@ Coordinates = Mapping[str, ParameterValue]
 
 
 class SpaceCandidates:
-    """The indexed points of a search space. Indices from `among` expire at the next `add` or `among`."""
+    """The indexed points of a search space. `add` and `among` discard the points that `among` made."""
 
     def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
         self.batch_sizes = sorted(batch_sizes)

@@ -57,7 +57,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Failed trials, and trials pruned before a report, count as misses.
 
     Args:
-        default: The first trial, and the centre of the learning-rate prior. Missing parameters start mid-range.
+        default: The first trial, and the first centre of the learning-rate prior. Missing parameters start at random.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
             step seconds. If fewer than two batch sizes have step seconds, half of the middle size's step time counts as
             constant.
@@ -65,7 +65,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         seed: The same seed and trials give the same suggestions, except with ``n_jobs``.
 
     Raises:
-        ValueError: If an argument, the study's direction or the objective's parameters do not fit.
+        ValueError: If an argument, the study's direction or a parameter of the objective is invalid.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ def _batch_sizes(distribution: BaseDistribution) -> list[int]:
     ):
         return sorted({int(choice) for choice in distribution.choices if choice is not None})
     if not isinstance(distribution, IntDistribution) or distribution.low < 1:
-        raise ValueError(f"batch_size = {distribution} must be integers or categorical integers >= 1")
+        raise ValueError(f"batch_size = {distribution} must have only integers >= 1")
     low, high, step = distribution.low, distribution.high, distribution.step
     if not distribution.log and (high - low) // step < MOST_VALUES:
         return list(range(low, high + 1, step))
