@@ -169,7 +169,7 @@ class Shift:
     def raise_if_over(self, running: Collection[int] = ()) -> None:
         require(
             running or not self.is_ending,
-            "the run paused for other studies; all trials are stored",
+            "the run paused, because the shift ended; all trials are stored",
             hint=CONTINUE,
             error=InterruptedRunError,
         )
@@ -201,7 +201,6 @@ class Shift:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
-        """Reset `seconds_waited`."""
         self._waiting_since = None
 
 

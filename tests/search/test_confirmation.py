@@ -415,7 +415,7 @@ def test_a_spent_budget_names_the_open_question(begun: Path) -> None:
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
-    assert notes[-1].startswith("provisional after confirm.max_runs = 4 per batch size: ")
+    assert notes[-1].startswith("provisional after confirm.max_runs = 4 per finalist: ")
     assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
     count = len(confirmation(begun))
     _, notes = go_on(begun, noisy_law(), max_runs=9, train_seconds=1.0)

@@ -496,7 +496,7 @@ def test_at_its_end_running_trials_finish_first() -> None:
     shift.raise_if_over()
     shift.end()
     shift.raise_if_over(running=[3])
-    with pytest.raises(InterruptedRunError, match="paused for other studies"):
+    with pytest.raises(InterruptedRunError, match="the shift ended"):
         shift.raise_if_over()
     assert asked.count == 0
 

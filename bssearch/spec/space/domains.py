@@ -133,7 +133,6 @@ def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
 
 
 def check_bounds(domain: Domain, limits: tuple[float, float, str]) -> None:
-    """Raise `ValueError` if a domain exceeds ``limits``: least, greatest, description."""
     low, high, rule = limits
     for value in bounds(domain):
         if not low <= value <= high:
