@@ -1,6 +1,7 @@
 """Hyperparameters of the user's own in a spec, its space and its default."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bssearch.errors import SpecError, UsageError
 from bssearch.records import ParameterValue, model_parameters, own_parameters
 from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.time_model.candidates import _beside
-from bssearch.spec import Dimension, StudySpec, load_spec
+from bssearch.spec import Dimension, StudySpec, load_spec, problem_with
 from bssearch.spec.model import COMMAND, filled, values_of
 from bssearch.spec.space.optimizers import MOST_OWN
 from tests.factories import SPEC, make_spec
@@ -67,6 +68,13 @@ def test_a_range_of_whole_ends_gives_whole_numbers_unless_it_says_otherwise() ->
     sampled = {**(space.encode(spec_of().default_configuration) or {}), "model.depth": 2.6}
     value = space.decode(64, sampled).parameters["model.depth"]
     assert value == 3 and type(value) is int
+
+
+def test_a_fraction_in_a_range_of_whole_numbers_is_refused_as_no_whole_number() -> None:
+    spec = spec_of()
+    default = spec.default_configuration
+    broken = replace(default, parameters={**default.parameters, "model.depth": 2.5})
+    assert problem_with(spec, broken) == "model.depth = 2.5 must be a whole number in [1, 40]"
 
 
 def test_what_the_space_fixes_fills_itself_and_a_value_is_as_the_space_writes_it() -> None:

@@ -117,7 +117,8 @@ def describe(domain: Any, factor: float = 1.0) -> str:
         return f"{value * factor:g}" if is_number(value) else str(value)
 
     if isinstance(domain, Range):
-        return f"in [{shown(domain.low)}, {shown(domain.high)}]"
+        whole = "a whole number " if getattr(domain, "is_integer", False) else ""
+        return f"{whole}in [{shown(domain.low)}, {shown(domain.high)}]"
     return f"one of {', '.join(map(shown, domain))}" if isinstance(domain, tuple) else f"the fixed {shown(domain)}"
 
 
