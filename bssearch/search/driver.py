@@ -334,7 +334,7 @@ class Driver:
         self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm. Raises the engine's error, or `InterruptedRunError` on Ctrl-C or at the shift's end."""
+        """Search, then confirm. Raises the engine's error, or `InterruptedRunError` on Ctrl-C or the shift's end."""
         with self._ready():
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # the first Ctrl-C stops gracefully

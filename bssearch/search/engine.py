@@ -101,7 +101,7 @@ class Planner:
 
     def _last(self, expected: float) -> tuple[Choice | None, str]:
         ending = (
-            f"the sampler expects a further trial to improve the time to the target by {percent(expected, 2)}, "
+            f"the sampler expects a further trial to improve the time to the target by {percent(expected or 0.0, 2)}, "
             f"less than budget.least_improvement = {percent(self.spec.budget.least_improvement, 2)}; lower "
             "budget.least_improvement to continue"
         )
@@ -534,7 +534,7 @@ class Engine:
         return [] if number is None else [SettlePaused([number], TrialState.PRUNED, for_disk=True)]
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """From now on, stop trials instead of pausing trials."""
+        """From now on, stop trials instead of pausing."""
         if not self.pruning.standings.can_wait:
             return []
         self.pruning.standings.can_wait = False

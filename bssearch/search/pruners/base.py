@@ -29,7 +29,7 @@ class Action(StrEnum):
 class Standings:
     """A study's search trials, by number.
 
-    ``limit``: a trial's limit in train seconds. ``waiting``: curves of paused trials that the pruner may resume.
+    ``limit``: a trial's full limit in train seconds. ``waiting``: curves of paused trials that the pruner may resume.
     ``winners``: curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``:
     whether trials can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: the gain that meets
     the target.
@@ -70,7 +70,7 @@ class Pruner:
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the paused trial to end first if checkpoints exceed the disk limit, by default the newest trial."""
+        """Return the paused trial to end first if checkpoints exceed the disk limit, by default the newest."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:

@@ -389,7 +389,7 @@ class Checkpoints:
         return self._known
 
     def send(self, number: int) -> None:
-        """Move a trial's file to the remote store, if any. After a `CheckpointError`, the file is lost."""
+        """Move a trial's file to the remote store, if any. A `CheckpointError` also deletes the file."""
         if self._store is None:
             return
         try:

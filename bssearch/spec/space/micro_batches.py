@@ -269,7 +269,7 @@ class BatchGrowth(StrictModel):
         return self.name if isinstance(self.name, tuple) else (self.name,)
 
     def check(self, rungs: Sequence[int], schedules: Sequence[str]) -> None:
-        """Raise `ValueError` for a wrong size or milestone, if no batch can grow, or if seesaw finds no decay."""
+        """Raise `ValueError` if a size or milestone is wrong, no batch can grow, or seesaw finds no decay."""
         if SEESAW in self.names and not set(schedules) & set(FOLLOWED):
             raise ValueError(
                 f"batch_schedule.name = seesaw follows a decay; set space.schedule to one of {', '.join(FOLLOWED)}, "
