@@ -349,7 +349,7 @@ def test_what_it_cannot_do_is_said() -> None:
     for wrong in ({"batch_size": FloatDistribution(8, 64)}, {"learning_rate": FloatDistribution(0.0, 1.0)}):
         study = made()
         study.tell(study.ask({**SPACE, **wrong}), 1.0)
-        with pytest.raises(ValueError, match=r"must (be integers|have only positive numbers)"):
+        with pytest.raises(ValueError, match=r"must have only (integers|positive numbers)"):
             study.ask({**SPACE, **wrong})
 
 
