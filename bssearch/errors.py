@@ -78,14 +78,14 @@ class QuestionChangedError(SpecError):
 
 
 class WorkloadError(UsageError):
-    """The workload cannot be imported, lacks a required member, or returns a wrong value.
+    """The workload cannot be imported, lacks a required member, returns a wrong value, or fails.
 
     Example: ``except bssearch.WorkloadError as error: print(error)``
     """
 
 
 class OtherDeviceError(UsageError):
-    """The study's trials ran on another kind of device.
+    """The study is bound to another device, precision or compile mode.
 
     Example: ``except bssearch.OtherDeviceError as error: print(error.hint)``
     """
@@ -117,7 +117,7 @@ class SchemaError(DatabaseError):
 
 
 class TargetNotReachedError(BSSearchError):
-    """No trial of the study reached the target.
+    """The study has no answer, usually because no trial reached the target.
 
     Example: ``except bssearch.TargetNotReachedError: print(bssearch.advise_target(spec).proposed)``
     """
@@ -135,7 +135,7 @@ class LaunchError(BSSearchError):
 
 
 class CheckpointError(LaunchError):
-    """A paused trial's checkpoint cannot be saved or restored.
+    """A paused trial's checkpoint cannot be saved, restored or deleted.
 
     Example: ``except bssearch.CheckpointError as error: print(error)``
     """
@@ -197,7 +197,7 @@ def with_hint(error: BSSearchError) -> str:
 
 
 def remedy_of(error: BaseException) -> str:
-    """Return a remedy if a module or a relative path is missing, else an empty text."""
+    """Return a remedy if a module or a relative path is missing, else ""."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if path is not None and not Path(str(path)).is_absolute():
         return f"; give an absolute path, or a path relative to the current folder {Path.cwd()}"

@@ -63,7 +63,7 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder for this user alone. Raises `OSError` if the path is a link or has another owner."""
+    """Make a folder for this user alone. Raises `OSError` for a link, a file or another user's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()

@@ -136,7 +136,7 @@ def is_known(kind: Kind, name: str) -> bool:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """Return the plug-in of this name. Raises `UsageError` if the name is unknown."""
+    """Return the plug-in of this name. Raises `UsageError` if the name is unknown or the plug-in does not load."""
     if name in BUILT_IN[kind]:
         return _attribute(BUILT_IN[kind][name])
     if family := _family(kind, name):

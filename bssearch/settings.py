@@ -39,7 +39,7 @@ def database_url(given: str | None = None) -> str:
 
 
 def in_parent_folder(url: str) -> str:
-    """Return a hint if ``url`` is the default but a parent folder has the database, else an empty text."""
+    """Return a hint if ``url`` is the default but a parent folder has the database, else ""."""
     name = DEFAULT_DATABASE_URL.removeprefix("sqlite:///")
     files = (folder / name for folder in Path.cwd().parents if os.access(folder / name, os.R_OK))
     found = next(files, None) if url == DEFAULT_DATABASE_URL else None

@@ -175,7 +175,7 @@ def study_name(db: str | None, given: str | None) -> str:
 
 
 def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
-    """Parse ``[STUDY] NUMBER``, with None for a missing study. Raises `UsageError` for a wrong number."""
+    """Parse ``[STUDY] NUMBER``, with None for a missing study. Raises `UsageError` for a missing or wrong number."""
     if second is not None:
         return first, second
     require(first.isdecimal(), f"{first!r} is not a trial number; write the study's name, then the number")

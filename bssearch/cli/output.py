@@ -146,7 +146,6 @@ def show_model(
 
 
 def tell(form: Format, sentence: str, **values: object) -> None:
-    """Print a sentence for people, or ``values`` for programs."""
     show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
 
 

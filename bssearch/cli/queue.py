@@ -55,9 +55,9 @@ def submit(
     ],
     values: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Values for the template.")] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="STUDY", help="Name of the study.", show_default="the file's")
+        str | None, typer.Option(metavar="STUDY", help="Name of the study.", show_default="the name in the file")
     ] = None,
-    priority: Annotated[float, typer.Option(help="Workers serve a higher priority first.")] = 1.0,
+    priority: Annotated[float, typer.Option(help="Workers serve studies of higher priority first.")] = 1.0,
     owner: Annotated[str | None, typer.Option(help="Owner of the study.", show_default="you")] = None,
     tags: TagsOption = None,
     not_before: Annotated[

@@ -40,7 +40,7 @@ def best(
     export: Annotated[Export | None, typer.Option(help="Print only the configuration, in this format.")] = None,
     schedule: Annotated[
         bool,
-        typer.Option("--schedule", help="With --export, print the best batch schedule, or a training loop."),
+        typer.Option("--schedule", help="With --export, print the best batch schedule (python: a training loop)."),
     ] = False,
     target: Annotated[
         str | None,

@@ -149,7 +149,7 @@ def run(
         typer.Option(
             "--from",
             metavar="STUDY",
-            help="First try another study's best configuration, and runs that would settle the other study's answer.",
+            help="Start with STUDY's best configuration and the runs that STUDY's answer lacks.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -249,9 +249,9 @@ def print_quick(found: QuickAnswer) -> None:
     )
     rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
     say(
-        "In one run at this batch size, the learning rate of the scaling rule took "
-        f"{found.learning_rate_gain:.2g}× the time of learning rate {best.learning_rate:.3g}. With learning rates "
-        f"between {rates}, another batch size may be best."
+        f"In one run at this batch size, training took {found.learning_rate_gain:.2g}× as long with the learning rate "
+        f"of the scaling rule as with learning rate {best.learning_rate:.3g}. With learning rates between {rates}, "
+        "another batch size may be best."
         if found.learning_rate_gain > 1
         else f"A scaling rule derives this learning rate from the default; retune the learning rate between {rates}.",
         *(f"note: {notice.message}" for notice in found.warnings),
@@ -276,7 +276,7 @@ def check(
         float | None,
         typer.Option(
             help="With --suggest-target: distance from the median best metric, in the metric's units.",
-            show_default="distance of the worst run, at least 2 % of the improvement",
+            show_default="distance of the worst run, 2 % to 48 % of the improvement over an untrained model",
         ),
     ] = None,
     walk: Annotated[
@@ -323,17 +323,18 @@ def print_check(found: Check) -> None:
     likely = (
         ""
         if found.likely_study_s is None or not trial.time_to_target_s
-        else f"; if the default is hard to beat, {duration(found.likely_study_s)} "
-        f"({found.likely_study_s / trial.time_to_target_s:,.0f} trainings)"
+        else f", or about {duration(found.likely_study_s)} "
+        f"({found.likely_study_s / trial.time_to_target_s:,.0f} × the default's time to the target) if no trial beats "
+        "the default"
     )
     say(
         f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",
         f"before training: {untrained or 'not reported'}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
         f"{plural(trial.steps, 'step')}, {plural(trial.evaluations, 'evaluation')}, {reached}",
-        f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, "
-        f"the {'study' if found.studies == 1 else f'{found.studies} studies of all scales'} "
-        f"{duration(found.longest_study_s)}{likely}",
+        f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation; "
+        f"the {'study takes' if found.studies == 1 else f'{found.studies} studies of all scales take'} "
+        f"at most {duration(found.longest_study_s)}{likely}",
     )
     print_table(
         [

@@ -108,8 +108,8 @@ MEANINGS = {
     "oom": "out of memory",
     "diverged": "the loss is not finite, or the metric stays at chance",
     "failed": "ended with an error",
-    "lost": "the driver seems dead; bssearch retries the trial",
-    "cancelled": "cancelled",
+    "lost": "the driver seems dead; bssearch may retry the trial",
+    "cancelled": "stopped without a result",
 }
 
 

@@ -233,7 +233,7 @@ def rerun(
     runs: Annotated[int, typer.Option(min=1, help="Number of reruns.")] = 1,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a stored trial again and compare, without storing the reruns."""
+    """Train a stored trial again and compare the results, without storing the reruns."""
     study, number = study_and_number(study_or_number, number)
     with watched(launch) as shown:
         found = bssearch.rerun(study_name(launch.db, study), number, shown, runs=runs)
@@ -284,12 +284,15 @@ def _steps(found: Rerun) -> str:
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
     states = sorted({one.state.value for one in found.runs} - {found.then.state.value})
     differs = [
-        (found.steps_ratio is not None, f"{cell(found.steps_ratio)} times the steps to the target"),
+        (
+            found.steps_ratio is not None,
+            f"the median rerun took {cell(found.steps_ratio)} times the steps to the target",
+        ),
         (
             first,
             f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}",
         ),
-        (states, f"the rerun ended as {' and '.join(states)}, the stored trial as {found.then.state.value}"),
+        (states, f"the rerun ended as {' and '.join(states)} instead of {found.then.state.value}"),
     ]
     parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
     return f"{named}: the rerun differs: {'; '.join(parts) or 'the outcomes differ'}."
@@ -310,11 +313,11 @@ def _ends(found: Rerun) -> list[str]:
         ),
         (
             steps and then.state in ENDS_BY_ITSELF,
-            f"the rerun ended after {' and '.join(map(str, steps))} steps, the stored trial after {then.steps}",
+            f"the rerun ended after {' and '.join(map(str, steps))} steps instead of {then.steps}",
         ),
         (
             reasons and then.state in FAILURES,
-            f"the rerun's reason is {' and '.join(map(repr, reasons))}, the stored reason {then.reason!r}",
+            f"the rerun's reason is {' and '.join(map(repr, reasons))} instead of {then.reason!r}",
         ),
     ]
     return [part for holds, part in differs if holds]

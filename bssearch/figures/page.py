@@ -138,8 +138,8 @@ def _grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Obje
     return Section(
         name="grown-trials",
         title="Trials with a growing batch",
-        text="The table has a row per schedule, with the median over runs; the best schedule is bold. The law and the "
-        "table of batch sizes leave out trials with a growing batch.",
+        text="The table has a row per configuration, with the median over runs; the best schedule is bold. The law "
+        "and the table of batch sizes leave out trials with a growing batch.",
         table=Table(
             ["Batch", sentence(objective.axis_title), "First learning rate", "Ended", "Trials"],
             [
@@ -302,7 +302,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             title="Steps and samples",
             text="Along the dotted line, doubling the batch halves the steps (perfect). Above the line, doubling "
             "saves less than half of the steps (diminishing) or few steps (maximal). Hollow points are hardly tuned.",
-            absent="The chart is missing, because no batch size has a known number of steps to the target.",
+            absent="The charts are missing, because no batch size has a known number of steps to the target.",
             charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
             notes=[" ".join(about_law(answer))],
         ),
@@ -319,7 +319,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="learning-rate",
             title="Learning rate and batch size",
             text=f"Points are trials{' with a constant batch' if grew else ''}."
-            + (" The lines scale the default's rate linearly and by the square root." if default else ""),
+            + (" The lines scale the default's learning rate linearly and by the square root." if default else ""),
             absent="The chart is missing, because the trials' learning rates are unknown.",
             charts={"rates": plots.learning_rate_chart(picture.trials, objective, default)},
         ),
@@ -327,7 +327,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
             name="device",
             title="Throughput and memory",
             text="The batch size with the highest throughput need not reach the target first.",
-            absent="The chart is missing, because step times and peak memory are unknown.",
+            absent="The charts are missing, because step times and peak memory are unknown.",
             charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
             notes=list(filter(None, [about_device(answer)])),
         ),
@@ -523,7 +523,7 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
         "about a ratio, such as noise scale / critical batch size, regret is this ratio. Brackets are 95 % intervals. "
         f"Most rules hold if the interval is below {HELD:.2f}, and break if the interval is above {BROKE:.2f}.",
         table=Table(
-            ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
+            ["Rule", "Batch", "Verdict", "Regret", "Gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],
         ),
         notes=[] if not slope else [_slope(slope)],
@@ -557,7 +557,8 @@ def _slope(slope: Mapping[str, Any]) -> str:
     excluded = ", ".join(in_words(one) for one in slope.get("excludes") or [])
     return (
         f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
-        f"[{number(slope['low'])}, {number(slope['high'])}]; linear scaling has power 1, square-root scaling 0.5."
+        f"[{number(slope['low'])}, {number(slope['high'])}]; linear scaling has power 1, and square-root scaling has "
+        "power 0.5."
         f"{f' The interval excludes {excluded}.' if excluded else ''}"
     )
 

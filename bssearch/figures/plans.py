@@ -39,7 +39,7 @@ MORE_OF_RULE = {
     "beta1": "β₁",
     "beta2": "β₂",
     "epsilon": "ε",
-    "ema_decay": "averaging",
+    "ema_decay": "EMA decay",
     "dropout": "dropout",
     "label_smoothing": "label smoothing",
 }
@@ -131,7 +131,11 @@ def shown_memory(plan: MemoryPlan) -> Shown:
         "activation_bytes_per_sample": ("Each sample adds", ""),
         "peak_bytes": ("Peak of a step", f"at micro-batch {plan.micro_batch}"),
     }
-    lacking = "give the memory or a device" if plan.activation_bytes_per_sample else "give a transformer's dimensions"
+    lacking = (
+        "give the memory or a device"
+        if plan.activation_bytes_per_sample
+        else "give a network or a transformer's dimensions"
+    )
     return Shown(
         tiles=[
             *([Tile("Micro-batches that fit", Cell("unknown"), lacking)] if plan.largest_micro_batch is None else []),
@@ -219,7 +223,7 @@ def _is_set(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 
 def shown_scale(plan: ScalePlan) -> Shown:
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
-    tiles = {"pays_up_to": "Most devices that pay", "passes_b_crit": "Devices for a batch above B_crit"}
+    tiles = {"pays_up_to": "Largest number of devices that pay", "passes_b_crit": "Devices for a batch above B_crit"}
     return Shown(
         tiles=[
             *(

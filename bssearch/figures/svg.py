@@ -175,7 +175,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def sequence_colour(share: float) -> str:
-    """Return the colour at a share of the colour sequence, from 0 for the best to 1."""
+    """Return the colour at a share of the colour sequence, from 0 (best) to 1 (worst)."""
     place = round(min(1.0, max(0.0, share)), 2) * (STOPS - 1)
     before = min(int(place), STOPS - 2)
     percent = round(100 * (place - before))

@@ -1,4 +1,4 @@
-"""Frozen records that all layers share. Memory is in bytes, and ``steps`` are optimizer steps."""
+"""Records and functions that all layers share. Memory is in bytes, and ``steps`` are optimizer steps."""
 
 from bssearch.records.batch_schedule import (
     NOISE_SCALE,

@@ -1,4 +1,4 @@
-"""Thresholds and quantiles for all intervals and verdicts."""
+"""Thresholds and quantiles for intervals and verdicts."""
 
 import statistics
 from collections.abc import Iterable

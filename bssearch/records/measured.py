@@ -339,7 +339,7 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
 
 
 def field_values(record: DataclassInstance) -> dict[str, Any]:
-    """Return the field values by name, not copied, unlike `dataclasses.asdict`."""
+    """Return the field values by name, without copies."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 

@@ -33,7 +33,7 @@ class Planned:
 
     Attributes:
         sampled: The configuration's coordinates in the search space, if known.
-        uncapped: True if the pruner sets a higher time limit, or no time limit.
+        uncapped: True if the pruner does not pause, prune or cap the running trial.
     """
 
     configuration: Configuration
@@ -106,8 +106,8 @@ class StepTimeRequest:
     """A request to time steps and one evaluation.
 
     The timing ends when half the median's 95 % interval is within ``precision`` (relative), or after
-    ``seconds_limit``. With ``trial_train_seconds``, the worker times steps between evaluations. Otherwise, steps run
-    back to back.
+    ``seconds_limit``, which a slow core extends. With ``trial_train_seconds``, the worker times steps between
+    evaluations. Otherwise, steps run back to back.
     """
 
     configuration: Configuration
@@ -188,8 +188,8 @@ class WorkloadDescription:
 class Lease:
     """A driver's claim on a trial, which expires ``seconds`` after the last heartbeat.
 
-    ``user`` started the driver, and ``spec`` is the digest of the driver's spec. The trial starts only if the driver
-    holds the claim called ``claim``.
+    ``user`` started the driver, and ``spec`` is the digest of the driver's spec. With ``claim``, the trial starts
+    only if the driver holds this claim.
     """
 
     owner: str

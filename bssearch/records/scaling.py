@@ -49,7 +49,7 @@ LARGEST_DROPOUT = 0.95  # at 1 the model cannot learn
 
 
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
-    """True if κ ≥ `WARMUP_RATIO`. Goyal et al. 2017 (§2.2) tested κ = 32."""
+    """True if κ ≥ `WARMUP_RATIO`."""
     return batch_size >= WARMUP_RATIO * reference_batch
 
 

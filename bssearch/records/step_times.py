@@ -109,7 +109,7 @@ class PooledStepTime(Generic[Key]):
 
     Attributes:
         common: Error of the reference pace, which cancels in ratios.
-        excess: Mean log ratio of wall time to ``seconds``, which bounds the bias.
+        excess: Mean log ratio of wall time to ``seconds``, which bounds the bias; 0 from uncontended trials.
     """
 
     kind: Key
@@ -175,16 +175,15 @@ class TrialPace:
 
     @property
     def weight(self) -> float:
-        """The weight from 0 to 1: `VISIT_DEVIATION`² / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps)."""
         return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
 
 
 def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Return the step time of each kind of configuration, without waits for a CPU.
 
-    The step time is a geometric mean over trials, with weights `TrialPace.weight`. Contended trials do not count if
-    every ``compared`` kind has at least `UNDISTURBED` uncontended trials. The reference kernel's time is the midmean of
-    the first `PACED` trials.
+    The step time is a geometric mean over trials, weighted by `TrialPace.weight`. If every ``compared`` kind has at
+    least `UNDISTURBED` uncontended trials, contended trials count only for kinds without uncontended trials. The
+    reference kernel's time is the midmean of at most `PACED` early trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

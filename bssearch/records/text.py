@@ -51,7 +51,7 @@ def with_precision(device: str | None, precision: str | None) -> str:
 
 
 def visible(text: str) -> str:
-    """Replace control characters and lone surrogates by U+FFFD."""
+    """Replace control characters except tab and newline, and lone surrogates, by U+FFFD."""
     return _HIDDEN.sub("\ufffd", text)
 
 

@@ -67,7 +67,7 @@ class PageRequest:
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Return an integer of the query, or ``default`` if missing. Raises `UsageError` if out of range."""
+        """Return an integer of the query, or ``default`` if missing. Raises `UsageError` if invalid."""
         given = self.text(name)
         if given is None:
             return default

@@ -145,7 +145,7 @@ FAULTS = (TrialState.FAILED, TrialState.OOM, TrialState.DIVERGED)
         *((ended(one), None, [ended(one)], None, "no evaluations to compare") for one in FAULTS),
         (ended(TrialState.FAILED), None, [ended(TrialState.OOM)], False, ""),
         (ended(TrialState.OOM), None, curve(), False, ""),
-        (DIVERGED, 40, [replace(DIVERGED, steps=3)], False, "ended after 3 steps, the stored trial after 43"),
+        (DIVERGED, 40, [replace(DIVERGED, steps=3)], False, "ended after 3 steps instead of 43"),
         (DIVERGED, 40, [*curve(to_step=40), replace(DIVERGED, steps=44)], False, "after 44 steps"),
         (
             DIVERGED,

@@ -177,7 +177,7 @@ FIELDSETS = (
         name="tuned",
         legend="Tuned learning rate",
         group="rate",
-        text="Enter a good configuration to scale to the wanted batch.",
+        text="Enter a tuned configuration to scale to the wanted batch.",
         request=LearningRateRequest,
         options={"from_batch": "256", "learning_rate": "1e-4", "optimizer": "adamw", "weight_decay": "0.01"},
         rare=(
@@ -362,7 +362,7 @@ class Asking(Generic[Asked]):
 
     @property
     def line(self) -> str:
-        """The command line for the entries, or an empty text if an entry is invalid."""
+        """The command line for the entries, or "" if an entry is unreadable."""
         return (
             ""
             if self._unreadable()
@@ -519,7 +519,7 @@ def _trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
     is_drawn = sizes[0] <= found.b_crit <= sizes[-1]
     return Chart(
         x=batch_axis(sizes),
-        y=value_axis("times the least", [*times, *samples], log=True),
+        y=value_axis("multiple of the minimum", [*times, *samples], log=True),
         series=[
             line("time to the target", sizes, times, ACCENT),
             line("samples to the target (cost)", sizes, samples, THIRD, dash="dash"),
@@ -556,8 +556,8 @@ SPLIT = ResultSection(
 RATES = ResultSection(
     name="rates",
     title="Learning rate at the wanted batch",
-    text="Each rule of thumb scales the tuned configuration; the second table says when the rule holds and breaks. "
-    "“bssearch run” measures the best rate.",
+    text="Each rule of thumb scales the tuned configuration; the second table says when each rule holds and breaks. "
+    "“bssearch run” measures the best learning rate.",
 )
 TRADE_OFF = ResultSection(
     name="trade-off",
@@ -568,8 +568,8 @@ TRADE_OFF = ResultSection(
 DEVICES = ResultSection(
     name="devices",
     title="Several devices",
-    text="The table has the time to the target on 1 to N devices. More devices pay if each device does at least "
-    "half of a single device's work.",
+    text="The table has the time to the target on 1 to N devices. More devices pay while the efficiency "
+    "(speedup / devices) is at least 50 %.",
 )
 
 
