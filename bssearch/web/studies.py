@@ -207,9 +207,10 @@ def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
 def _summary(found: Status) -> str:
     if found.is_imported:
         return f"{plural(found.spent_trials, 'imported run')}."
-    spent, running = f"{found.spent_trials} of {found.budget_trials} search trials", len(found.running)
+    spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
+    of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
     ended = "" if found.search_ended is None else f"; search ended: {found.search_ended}"
-    return f"{spent}{f', {running} running' if running else ''}{ended}."
+    return f"{spent} {of}{f', {running} running' if running else ''}{ended}."
 
 
 def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, Any]:

@@ -141,6 +141,14 @@ class TestAStudy:
         assert f"atch {best.optimal.batch_size} reaches" in text
         assert f"{far.spent_trials} of {far.budget_trials} search trials" in text
 
+    def test_trials_beyond_the_budget_are_no_part_of_it(self, empty: str) -> None:
+        with open_store(empty) as store:
+            store_study(store, make_spec(budget={"trials": 5, "trial_train_seconds": 10.0}))
+            for _ in range(6):
+                lease = Lease(owner="here/1/1.00/x", seconds=600.0)
+                store.trials.start("toy", make_plan(), environment=make_environment(), lease=lease)
+        assert "6 search trials, more than the budget of 5, 6 running." in client_of(empty).get("/studies/toy").text
+
     @pytest.mark.parametrize("path", ["/studies/toy", "/studies/toy/trials"])
     def test_a_study_stays_live_between_two_trials(
         self, empty: str, monkeypatch: pytest.MonkeyPatch, path: str, number: int
