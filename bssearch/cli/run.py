@@ -206,7 +206,6 @@ def asked_about_max_runs(study: StudySpec, db: str | None) -> StudySpec:
 def print_dry_run(found: DryRun) -> None:
     slots = found.slots
     at_once = "one in each slot" if slots == "auto" else "one at a time" if slots == 1 else f"up to {slots} at once"
-    trainings = found.studies * (found.trials + found.finalists * found.confirmation_runs)
     say(
         f"study {found.study}: {found.target} on workload {found.workload}"
         + (f", the largest of {found.studies} scales; each scale has a study" if found.studies > 1 else ""),
@@ -216,8 +215,8 @@ def print_dry_run(found: DryRun) -> None:
         f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs",
         f"expected time: {duration(found.expected_s)}, guessed from budget.trial_train_seconds",
         f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
-        f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
-        f"all {trainings} trials and runs use budget.trial_train_seconds",
+        f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of later runs), if "
+        "all trials and runs use budget.trial_train_seconds",
         f"assumption: evaluation takes {percent(found.evaluation_share)} of a trial; `bssearch check` measures the "
         "share",
     )

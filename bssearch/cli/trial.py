@@ -171,7 +171,7 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
         metrics = [one.metric for one in curve]
         say(
             f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}",
-            f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds",
+            f"  {plural(len(curve), 'evaluation')} over {cell(curve[-1].train_seconds)} train seconds",
         )
     if outcome and outcome.traceback:
         say(outcome.traceback)

@@ -65,7 +65,7 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     printed = capsys.readouterr().out
     assert printed.rstrip().endswith("no findings")
     trainings = not_none(found.likely_study_s) / not_none(found.trial.time_to_target_s)
-    assert f"({trainings:,.0f} trainings)" in printed
+    assert f"({trainings:,.0f} × the default's time to the target)" in printed
     assert [one.batch_size for one in found.batches] == [8, 32, 128]
     # Most looks are taken at batch 8: one in 6 steps of 0.0018 s, and one before the first, of 0.001 s each.
     assert found.longest_trial_s == pytest.approx(10 + 0.001 * (1 + math.ceil(10 / (6 * 0.0018))))
