@@ -26,7 +26,7 @@ def init(
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Create or upgrade the tables, and with --roles the roles of a team."""
+    """Create or upgrade tables, and with --roles the roles of a team."""
     from bssearch.storage.connection.engine import parse_url
     from bssearch.storage.migrate import DEFAULT_PREFIX, Roles, refuse_roles_of_a_file, script, upgrade as to_head
 

@@ -233,7 +233,7 @@ def rerun(
     runs: Annotated[int, typer.Option(min=1, help="Number of reruns.")] = 1,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Train a stored trial again and compare the results, without storing the reruns."""
+    """Rerun a stored trial without storing the rerun, and compare the results."""
     study, number = study_and_number(study_or_number, number)
     with watched(launch) as shown:
         found = bssearch.rerun(study_name(launch.db, study), number, shown, runs=runs)

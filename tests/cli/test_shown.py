@@ -521,7 +521,7 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
     [
         ({"gain": 1.01}, "Your default of 256 should take at most 5 % longer"),
         ({"default_batch_size": 128}, "This batch size is your default"),
-        ({"learning_rate_gain": 3.0}, "took 3× the time of learning rate 0.05"),
+        ({"learning_rate_gain": 3.0}, "took 3× as long with the learning rate of the scaling rule"),
     ],
     ids=["no gain", "the default's batch size", "a faster learning rate than the rule's"],
 )
