@@ -101,7 +101,7 @@ class Planner:
 
     def _last(self, expected: float) -> tuple[Choice | None, str]:
         ending = (
-            f"the sampler expects a further trial to improve the time to the target by {percent(expected or 0.0, 2)}, "
+            f"the sampler expects a further trial to improve the time to the target by {percent(expected, 2)}, "
             f"less than budget.least_improvement = {percent(self.spec.budget.least_improvement, 2)}; lower "
             "budget.least_improvement to continue"
         )
