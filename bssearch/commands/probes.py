@@ -284,7 +284,7 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that fits; each size runs in a new process."""
+    """Find the largest micro-batch that fits, each size in its own process."""
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(

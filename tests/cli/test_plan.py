@@ -142,7 +142,7 @@ SCALE = "--devices 32 --per-device-batch 32 --alpha-s 0.01 --beta-s 0.002 --para
         ("lr --from-batch 0 --learning-rate 1 --batch 8", 2, "from_batch = 0"),
         ("lr --from-batch 8 --learning-rate nan --batch 8", 2, "learning_rate = nan"),
         ("lr --from-batch 8 --learning-rate 1 --batch 8 --rule sqr", 2, "sqrt"),
-        ("accumulation --batch 100 --micro 64", 2, "128 (2 steps)"),
+        ("accumulation --batch 100 --micro 64", 2, "128 (2 accumulation steps)"),
         ("accumulation --batch many", 2, "--batch"),
         ("scale --devices 2 --batch 8 --per-device-batch 8", 2, "per_device_batch = 8"),
         ("memory --model-setting depth --parameters 5", 2, "KEY=VALUE"),

@@ -198,7 +198,7 @@ def import_optuna(
     device: Annotated[str | None, Option("Device of the trials.")] = None,
     precision: Annotated[str | None, Option("Precision of the trials.")] = None,
 ) -> Studies:
-    """Make a study from the COMPLETE and PRUNED trials of an Optuna study.
+    """Make a study from an Optuna study's COMPLETE and PRUNED trials.
 
     A trial reached the target if a report or the trial's value meets the target. With --seconds value, each COMPLETE
     trial reached the target. The import skips trials that violate a constraint. A study of `export --to optuna` needs
