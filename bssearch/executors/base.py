@@ -39,8 +39,7 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 class Program:
     """A user's Python ``script`` with its ``arguments``, or any ``command``.
 
-    A script calls `bssearch.current_trial`, or names a function that returns a trainer, as in
-    ``file.py:make_trainer``.
+    A script calls `bssearch.current_trial`. ``file.py:make_trainer`` names a function that returns a trainer.
 
     Attributes:
         default: configuration for describing the program.
@@ -131,7 +130,7 @@ class Executor(Protocol):
         """Test whether a micro-batch fits in memory."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Measure the gradient noise scale near a target."""
+        """Measure the gradient noise scale near a target, or at a time limit."""
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot.
@@ -145,7 +144,7 @@ class Executor(Protocol):
     def stop(self, stop: TrialStop) -> None:
         """Ask a running trial to end. Do nothing if the trial is unknown.
 
-        A trial without a writable ``checkpoint`` is pruned instead of paused.
+        A trial that cannot save a checkpoint is pruned instead of paused.
         """
 
     def events(self, timeout: float) -> list[Event]:
@@ -166,7 +165,7 @@ class TimesSideBySide(Executor, Protocol):
         """Time the steps of at most `slots` requests, one request per slot."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time a configuration's steps in all slots, by UUID or name of the device."""
+        """Time a configuration's steps in all slots. Returns step times by device UUID or name."""
 
 
 def check_threads(settings: ExecutorSettings, processes: int = 1) -> None:
@@ -193,7 +192,7 @@ Work = Literal["describe"] | Measurement | TrialRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The command to load a slot's workload. ``devices`` is the number of devices that all slots share."""
+    """The command to load a slot's workload. ``devices`` counts the usable devices of all slots together."""
 
     settings: ExecutorSettings
     slot: int
@@ -214,7 +213,7 @@ class Assign:
 
     @property
     def plan(self) -> TrialPlan | Measurement | None:
-        """The work's configuration and threads, or None if the work is a description."""
+        """The trial's plan, the measurement, or None if the work is a description."""
         work = None if self.work == "describe" else self.work
         return work.plan if isinstance(work, TrialRequest) else work
 
@@ -229,7 +228,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The answer to `Load`, with the ``revision`` of the workload's file and the number of ``devices``."""
+    """The answer to `Load`, with the workload's or program's ``revision`` and the number of usable ``devices``."""
 
     device: str
     revision: str | None = None
@@ -304,8 +303,6 @@ LONGEST_LINE_BYTES = 2**25  # far above a deep recursion's traceback of 1 MB
 
 
 class LineSplitter:
-    """Splits bytes into lines."""
-
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:

@@ -26,7 +26,7 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
         allowed = "" if memory_limit_bytes is None else f" under the limit of {memory_limit_bytes / 2**30:.3g} GiB"
         message = f"out of memory{allowed}: {message}"
         if memory_limit_bytes is not None and hint is None:
-            hint = "raise or remove executor.memory_limit_gib, so that the data and a model fit"
+            hint = "raise or remove executor.memory_limit_gib; if slots share a GPU, lower executor.slots"
     return Refused(
         error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
         message=message,

@@ -127,7 +127,7 @@ class InlineExecutor:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Return the new events. If no event is new, train until the trial's next evaluation or end."""
+        """Return the new events. If a trial runs and no event is new, train until the next evaluation or end."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)

@@ -121,8 +121,8 @@ class LoadedWorkload:
             to_json(description)
         except (TypeError, ValueError) as error:
             raise WorkloadError(
-                f"the metrics of workload {self._load.settings.workload!r} are {dict(workload.metrics)}; map names to "
-                "MetricInfo with finite bounds or None"
+                f"cannot store the metrics of workload {self._load.settings.workload!r}: {dict(workload.metrics)}; map "
+                "names to MetricInfo with finite bounds or None"
             ) from error
         return description
 

@@ -61,7 +61,7 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)`` of the innermost frame in user code, or else in any code.
+    """Return ``ExceptionType: message (file:line: code)``, at the innermost frame in user code, or else in any code.
 
     A `BSSearchError` gives only its message.
     """
@@ -92,8 +92,8 @@ def describe_exit(return_code: int, who: str = "the worker") -> str:
 class Death:
     """The ``return_code`` and cause of a worker's death. A negative code is a signal.
 
-    ``killed_by_kernel`` says whether the OOM killer acted, or is None if unknown. A ``verdict`` of bssearch takes
-    precedence.
+    ``killed_by_kernel`` says whether the OOM killer acted, or is None if unknown. If ``verdict`` is set, `judged`
+    ignores the other fields.
     """
 
     return_code: int
@@ -255,7 +255,7 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for PyTorch's allocator, unless the process uses a MIG slice or the user sets a variable."""
+    """Return variables for PyTorch's allocator, unless the process uses a MIG slice or the user sets these."""
     # expandable segments ask NVML, which refuses MIG slices (pytorch#197312)
     is_slice = "MIG-" in given.get("CUDA_VISIBLE_DEVICES", "")
     return {} if is_slice or any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)

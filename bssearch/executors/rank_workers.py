@@ -52,6 +52,8 @@ GRACE_SECONDS = 0.5
 
 _TICK_SECONDS = 0.2
 
+_SEE = "`bssearch trial show STUDY NUMBER --log` shows a trial's output"
+
 
 class _EndedError(LaunchError):
     pass
@@ -155,7 +157,7 @@ class RankProcesses:
 
     def tell(self, order: Order) -> None:
         if self._ended.is_set():
-            raise self.cause(_EndedError("a rank has ended; see the log of the slot"))
+            raise self.cause(_EndedError(f"a rank has ended; {_SEE}"))
         for process in self._members:
             process.tell(order)
 
@@ -187,11 +189,11 @@ class RankProcesses:
         deadline = time.monotonic() + LOAD_SECONDS
         while time.monotonic() < deadline:
             if self._ended.is_set():
-                raise self.cause(_EndedError(f"rank {process.rank} has ended; see the log of the slot"))
+                raise self.cause(_EndedError(f"rank {process.rank} has ended; {_SEE}"))
             with suppress(queue.Empty):
                 return process.answers.get(timeout=_TICK_SECONDS)
             on_progress()
-        raise LaunchError(f"rank {process.rank} has not answered for {LOAD_SECONDS:.0f} s; see the log of the slot")
+        raise LaunchError(f"rank {process.rank} has not answered for {LOAD_SECONDS:.0f} s; {_SEE}")
 
     def _start(self, size: int, on_progress: Callable[[], None]) -> None:
         kind = self._computation.device.type
@@ -234,7 +236,7 @@ class RankProcesses:
         time.sleep(GRACE_SECONDS)
         with self._lock:
             if self._is_at_work and ended is self._ended:
-                self._on_lost(self.cause(_EndedError("a rank has ended; see the log of the slot")))
+                self._on_lost(self.cause(_EndedError(f"a rank has ended; {_SEE}")))
 
 
 def _send(line: Connection[Any, Any], message: object) -> None:

@@ -118,8 +118,6 @@ Place = tuple[str, str]  # (machine, device): trials in the same place slow each
 
 
 class SlotState(Enum):
-    """The state of a slot's worker."""
-
     EMPTY = auto()  # no worker
     LOADING = auto()
     READY = auto()
@@ -167,7 +165,6 @@ class Slot:
         worker.send(load)
 
     def ask(self, command: Literal["describe"] | Measurement) -> None:
-        """Describe or measure the workload."""
         self._move(SlotState.ANSWERING, SlotState.READY)
         self.answer = None
         if command != "describe":

@@ -506,7 +506,7 @@ def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("bssearch.executors.programs.command.SilenceLimit", NoneOnceItAsked)
     (tmp_path / "train.py").write_text(ASKS + "time.sleep(1000)")
-    with pytest.raises(WorkloadError, match=r"sent no message for 1 s after calling"):
+    with pytest.raises(WorkloadError, match=r"then sent no message for 1 s"):
         loaded(tmp_path, [sys.executable, "train.py"], hang_seconds=300).describe()
 
 

@@ -275,7 +275,7 @@ def test_a_store_that_is_no_folder_is_refused_on_several_machines(monkeypatch: p
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", "s3://key:secret@bucket/waiting")
     two = [Node("a", 8, 0), Node("b", 8, 0)]
     with (
-        pytest.raises(UsageError, match=r"DIR = s3://… must be a folder on a Ray cluster of 2 machines"),
+        pytest.raises(UsageError, match=r"DIR = s3://… must be a folder, because the Ray cluster has 2 machines"),
         opened(FakeRay([], two), monkeypatch),
     ):
         pass

@@ -59,7 +59,7 @@ class LoopStages:
         """Raise `UsageError` if the schedule follows the gradient noise."""
         require(
             self._schedule is None or not self._schedule.is_measured,
-            f"{self._name} needs the gradient noise scale, but your own loop cannot measure the noise scale",
+            f"{self._name} follows the gradient noise scale, but batches of your own loop cannot follow this scale",
             hint="use geometric, linear or milestones, or train a workload",
         )
 

@@ -209,7 +209,7 @@ def current_trial(
     steps: int | None = None,
     **parameters: ParameterValue,
 ) -> Trial:
-    """Return the trial to train, and seed all random generators.
+    """Return the trial to train, and seed Python, NumPy and PyTorch.
 
     Outside a search, the trial has the given values.
 

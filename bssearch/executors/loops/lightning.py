@@ -60,7 +60,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
     In a search, the callback:
 
     - sets ``accumulate_grad_batches`` and runs only due validations, outside the measured time,
-    - scales all learning rates and weight decays (`adopt_learning_rate`, `adopt_weight_decay`),
+    - scales learning rates and weight decays; see `adopt_learning_rate` and `adopt_weight_decay`,
     - drops the incomplete accumulation window of an epoch,
     - stops the fit when the trial ends, even before ``min_steps``.
 
@@ -162,8 +162,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
             return
         require(
             batches >= window,
-            f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples; a step of batch size "
-            f"{self._trial.batch_size} takes {window} micro-batches",
+            f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples, fewer than the {window} "
+            f"micro-batches of a step at batch size {self._trial.batch_size}",
             hint=FEWER_SAMPLES,
         )
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
@@ -210,7 +210,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_if_over(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report a due validation's metrics. Outside a search, print all metrics."""
+        """Report a due validation's metrics, or print metrics outside a search."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = self._logged(trainer)
@@ -325,7 +325,7 @@ def _why_it_ended(trainer: Any) -> str:
     if any((one.time_remaining() or 0) <= 0 for one in trainer.callbacks if "Timer" in _kinds(one)):
         return "Trainer(max_time=...)"
     others = ", ".join(type(one).__name__ for one in trainer.callbacks if ENDS_BY_ITSELF & _kinds(one))
-    return f"trainer.should_stop = True{others and f', set by {others}'}" if trainer.should_stop else "the fit ended"
+    return f"trainer.should_stop = True{others and f', set by {others}'}" if trainer.should_stop else ""
 
 
 # learning rates in parameter groups of PyTorch's optimizers and schedules

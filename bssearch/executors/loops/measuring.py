@@ -68,7 +68,7 @@ from bssearch.training.probes import (
 
 
 class Looked(Assignment):
-    """The base of descriptions and measurements, which use the configuration of the first stage."""
+    """A loop that bssearch describes or measures, with the first stage of a batch size schedule."""
 
     is_look = True
 
@@ -101,7 +101,7 @@ class Looked(Assignment):
 
 
 class DescribedLoop(Looked):
-    """Describes a loop after an evaluation and a step."""
+    """Describes a loop at the first evaluation after a step."""
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)

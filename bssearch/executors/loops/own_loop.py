@@ -59,12 +59,13 @@ class Trial:
     """A trial for a user's loop, from `current_trial` or `Study.ask`.
 
     ``rank`` is this process's number, below `world_size`. With a batch size schedule, ``learning_rate``, the batch
-    sizes and ``accumulation_steps`` apply to the next step. ``parameters`` holds the study's other parameters, and
-    ``given`` holds `current_trial`'s arguments without ``seed``. ``is_look`` says whether bssearch only describes or
-    measures the loop. The loop must read a searched learning rate. bssearch warns if the loop does not read another
-    searched parameter.
+    sizes and ``accumulation_steps`` apply to the next step. ``parameters`` holds the other parameters of the study and
+    of `current_trial`. ``given`` holds `current_trial`'s arguments without ``seed``. ``is_look`` says whether bssearch
+    only describes or measures the loop. The loop must read a searched learning rate. bssearch warns about other
+    searched parameters that the loop does not read.
 
-    ``steps`` counts the steps of the optimizers given to `state`, or batches if `state` got no optimizer.
+    ``steps`` counts the steps of the optimizers given to `state`. Without such optimizers, ``steps`` counts batches or
+    calls of `step`.
 
     ::
 
@@ -126,7 +127,7 @@ class Trial:
 
     @property
     def accumulation_steps(self) -> int:
-        """The number of micro-batches per optimizer step. The loop must divide the loss by this number."""
+        """The number of micro-batches per optimizer step. The loop must divide a mean loss by this number."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
@@ -188,7 +189,7 @@ class Trial:
             ) from error
 
     def has_asked(self, name: str) -> bool:
-        """True if the script has read a parameter."""
+        """True if the script has read the parameter ``name``."""
         return name in (self._asked.fields if name == "learning_rate" else self.parameters.asked)
 
     def check_trainer(self, who: str) -> None:
@@ -221,14 +222,13 @@ class Trial:
         )
 
     def warn(self, sentence: str) -> None:
-        """Add a warning to the trial."""
         self._assignment.warned(sentence)
 
     @property
     def should_stop(self) -> bool:
         """True if training should end. The first read starts the clock.
 
-        Raises `UsageError` if the loop never calls `step`.
+        Raises `UsageError` after too many reads without a `step`.
         """
         self._begin()
         self._readings += 1
@@ -284,13 +284,13 @@ class Trial:
     def step(self, samples: int | None = None) -> None:
         """Record an optimizer step of a loop without `batches`.
 
-        ``samples`` defaults to ``batch_size``, with a warning unless the loop uses `sampler`. A skipped optimizer step
-        does not count.
+        ``samples`` defaults to ``batch_size``, with a warning unless the loop uses `sampler` or counts tokens. A
+        skipped optimizer step does not count.
 
         Raises:
             TrialStopped: the trial has already ended.
-            UsageError: ``samples`` < 1, unknown ``samples`` with the objective ``samples_to_target``, or a missing due
-                evaluation.
+            UsageError: ``samples`` < 1, unknown ``samples`` with the objective ``samples_to_target``, a missing due
+                evaluation, or a call in the body of `batches`.
         """
         require(
             samples is None or samples >= 1,
@@ -332,7 +332,7 @@ class Trial:
                 the function for each new micro-batch size. With a loader, only accumulation grows.
             evaluate: a function that returns the metrics by name. In a search, the first call precedes the first step.
                 If None, the body must `report`.
-            test: a function that returns the test metrics, called once in confirmation runs and outside a search.
+            test: a function that returns the test metrics, called once at the end, except in search trials.
             epochs: passes outside a search. A search repeats the data.
 
         The body must take the optimizer step at the last micro-batch of each step.
@@ -357,7 +357,7 @@ class Trial:
             self._assignment.test(test)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return ``model.no_sync()`` in the body of `batches`, except at a step's last micro-batch."""
+        """Return ``model.no_sync()``, or an empty context at a step's last micro-batch of `batches`."""
         require(
             self._is_in_batch,
             "the loop calls no_sync() outside the body of batches(), which counts a step's micro-batches",
@@ -371,8 +371,8 @@ class Trial:
     def test(self, evaluate: Evaluate) -> None:
         """End the training of a loop without `batches`, and evaluate the test set.
 
-        ``evaluate`` runs once, in confirmation runs or outside a search. Raises `UsageError` in the body of `batches`,
-        after a skipped evaluation, or if ``evaluate`` omits the target's metric.
+        ``evaluate`` runs once, except in search trials. Raises `UsageError` in the body of `batches`, after a skipped
+        evaluation, or if ``evaluate`` omits the target's metric.
         """
         require(
             not self._is_looping,
@@ -682,7 +682,7 @@ class Trial:
         taken = self._optimizer_steps.other_than(step - self._first_step)
         if taken is not None and step > self._first_step and self._assignment.cycles:
             self._assignment.warned(
-                f"the optimizer took {taken} steps, but the loop took {step - self._first_step} steps: call "
+                f"the optimizer took {taken} steps, but bssearch counted {step - self._first_step} steps: call "
                 "trial.state(optimizer=...) to count the optimizer's steps"
             )
         self._assignment.evaluated(step, metrics, loss)

@@ -88,7 +88,7 @@ def sizes_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
 
 
 class RankWork(Assignment):
-    """A rank's work, which evaluates after the steps that rank 0 announces in ``_word``."""
+    """A rank's work, with evaluations after the steps that rank 0 announces in ``_word``."""
 
     _word: Word
     _sizes: tuple[int, ...] = ()  # of trained parameters; if the ranks' sizes differ, no rank measures gradient noise

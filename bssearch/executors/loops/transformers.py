@@ -53,9 +53,9 @@ NO_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_prepar
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """A callback that runs a Trainer's training as a trial.
 
-    The train seconds include data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
-    whole batch, unless the user sets ``max_steps`` or ``num_train_epochs``. See `check_counts_items` for the loss with
-    accumulation.
+    The train seconds include data loading, logging and checkpoints, but no evaluations. In a search, an epoch ends with
+    its last whole batch, unless the user sets ``max_steps`` or ``num_train_epochs``. See `check_counts_items` for the
+    loss with accumulation.
 
     Args:
         metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``, or None for all metrics.
@@ -180,8 +180,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
         require(
             not speeds,
-            f"eval_dataset has several datasets, such as {', '.join(speeds).replace('_runtime', '')}; a trial has one "
-            "dataset",
+            f"eval_dataset has several datasets, such as {', '.join(speeds).replace('_runtime', '')}; a trial "
+            "evaluates one dataset",
             hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
         )
         named = both_names(metrics)
@@ -373,7 +373,7 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
     trial.check_device(
         arguments.device,
         arguments.world_size,
-        "with use_cpu=True, set executor: {device: cpu} in the spec; choose another GPU with CUDA_VISIBLE_DEVICES",
+        "with use_cpu=True, set executor: {device: cpu} in the spec; otherwise set CUDA_VISIBLE_DEVICES",
     )
 
 
@@ -457,8 +457,8 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     steps: int = min(micro_batches // accumulation, rows // size)
     require(
         steps >= 1,
-        f"a pass has {rows} samples (micro-batches: {micro_batches}); "
-        f"a step takes {size} samples (micro-batches: {accumulation})",
+        f"a pass has {rows} samples (micro-batches: {micro_batches}), too few for a step of {size} samples "
+        f"(micro-batches: {accumulation})",
         hint=FEWER_SAMPLES,
     )
     return steps

@@ -52,7 +52,7 @@ from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, S
 class NoiseNearTarget:
     """Measures the gradient noise scale of a loop's steps near the target; see `BatchAdvisor`.
 
-    If ``holds`` is set, measured steps leave the weights unchanged, and measurements may take half of the time.
+    If ``holds`` is set, these steps leave the weights unchanged, and measurements may take half of the time.
     """
 
     def __init__(
@@ -235,9 +235,10 @@ def _excess(steps: list[float]) -> float:
 
 @dataclass(slots=True)
 class DataPass:
-    """The current pass over the data: its initial random state and number of completed micro-batches.
+    """The current pass over the data: its initial random state and number of drawn micro-batches.
 
-    ``own`` holds the loader's random generators. Between two passes, a resumed trial restores only these generators.
+    ``own`` holds the loader's random generators. After a pause between two passes, the next pass restores only these
+    generators, and skips no micro-batches.
     """
 
     at_start: dict[str, Any] = field(default_factory=dict)
@@ -302,8 +303,6 @@ def kept_random_numbers() -> Callable[[], None]:
 
 
 class TrialRun(Assignment):
-    """The work of a loop that trains a trial."""
-
     def __init__(
         self,
         request: TrialRequest,
@@ -341,7 +340,7 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
-        """Measure the gradient noise near the target, unless the batch grows."""
+        """Measure the gradient noise near the target, unless the batch grows or no parameter is trainable."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
         if trained and not self.configuration.grows:
             self.noise = NoiseNearTarget(modules, self.configuration, self._request.target, tokens, self._aside)
@@ -354,7 +353,7 @@ class TrialRun(Assignment):
             self._memory.restart()
 
     def checkpoint(self) -> str | None:
-        """Note that the script has read the path, and return the path."""
+        """Note that the script asks for the branch's checkpoint, and return the path, if any."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 

@@ -1,4 +1,4 @@
-"""Trials of user commands that report progress."""
+"""Trials of user commands."""
 
 import hashlib
 import math
@@ -70,7 +70,7 @@ class ReportedTrial:
     """Collects a program's reports. ``ending`` is None while the trial runs.
 
     Seconds come from the program or the wall clock. With the wall clock, the pace between the first two reports gives
-    the time before the first report.
+    the time of the steps before the first report.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if ``asked`` is set, or if the limit of train seconds has passed on the wall clock."""
+        """End the trial if ``asked`` is set, or if train seconds on the wall clock exceed the limit."""
         if self.ending is not None:
             return
         if asked is not None:
@@ -137,7 +137,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial if the exit ``code`` is 0. Raises `UsageError` if no report had the metric."""
+        """End the trial if the exit ``code`` is 0. Raises `UsageError` instead if no report had the metric."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             require(
@@ -286,8 +286,9 @@ class ReportedTrial:
             return self._samples + (report.step - self._counted) * self._plan.configuration.batch_size
         require(
             self._samples <= samples <= LARGEST_STEP and samples == int(samples),
-            f"the command reports {samples:g} samples at step {report.step}, after {self._samples} samples",
-            hint=f"count whole samples from the start of training, up to {LARGEST_STEP:g}",
+            f"the command reports {samples:g} samples at step {report.step}, after {self._samples} samples: samples "
+            "must be whole and never fall",
+            hint=f"count samples from the start of training, up to {LARGEST_STEP:g}",
         )
         return int(samples)
 
@@ -359,8 +360,6 @@ def _no_noise(process: CommandProcess) -> Answer:
 
 
 class LoadedCommand(LoadedProgram):
-    """A user's command on a device."""
-
     def __init__(self, load: Load) -> None:
         super().__init__(load)
         self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds

@@ -1,4 +1,4 @@
-"""The process of a user's command, with its output and its socket."""
+"""A user's program: the process, its output and its messages."""
 
 import os
 import select
@@ -64,8 +64,6 @@ LEAVE_SECONDS = 30.0  # seconds for a program's clean-up after its trial
 
 
 class ProgramProcess(Protocol):
-    """A running program."""
-
     @property
     def line(self) -> socket.socket:
         """The worker's end of the program's socket."""
@@ -154,8 +152,6 @@ class Conversation:
 
 
 class LoadedProgram(ABC):
-    """A user's program on a device."""
-
     revision: str
 
     def __init__(self, load: Load) -> None:
@@ -226,7 +222,7 @@ class SilenceLimit:
     def stop(self) -> None:
         require(
             not self.is_over(),
-            f"the command sent no message for {self.seconds:g} s after calling current_trial()",
+            f"the command called current_trial(), but then sent no message for {self.seconds:g} s",
             hint="raise executor.hang_seconds if a step or evaluation takes longer",
             error=WorkloadError,
         )

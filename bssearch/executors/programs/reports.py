@@ -199,7 +199,7 @@ class ReportReader:
         return found
 
     def _refuse_long_report(self, beginning: str) -> None:
-        names = [f"report.{name}" for name, expression in self._expressions.items() if expression.search(beginning)]
+        names = [f"a match of report.{name}" for name, one in self._expressions.items() if one.search(beginning)]
         if not self._expressions and _JSON_WITH_STEP.match(beginning):
             names = [f"a JSON object with a {STEP}"]
         require(

@@ -37,11 +37,11 @@ from bssearch.records import (
 
 HOST = "bssearch.executors.loops.script_host"  # a name instead of an import, because the module is in a higher layer
 
+SEE_OUTPUT = "run the script without a search to see its output"
+
 
 @dataclass(slots=True)
 class ScriptProcess:
-    """A script's process and connection."""
-
     line: socket.socket
     server: ScriptServer
     pid: int
@@ -121,7 +121,7 @@ class ScriptServer:
                 chunk = self._control.recv(4096)
             except ConnectionResetError:
                 chunk = b""
-            require(chunk, "the process that starts the script has ended; see the log of the slot", error=LaunchError)
+            require(chunk, "the process that starts the script has ended", hint=SEE_OUTPUT, error=LaunchError)
             self._said += chunk
         line, self._said = self._said.split(b"\n", 1)
         return cast("dict[str, Any]", json.loads(line))
@@ -131,8 +131,6 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
-    """A user's script on a device."""
-
     def __init__(self, load: Load) -> None:
         super().__init__(load)
         named = str(self._folder / str(self._program.script))
@@ -193,7 +191,7 @@ class LoadedScript(LoadedProgram):
         if (answer := answer_in(found)) is not None:
             return answer
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
-        raise failure_of(state, f"{reason} before the end of the description or measurement; see the log of the slot")
+        raise failure_of(state, f"{reason} before the end of the description or measurement; {SEE_OUTPUT}")
 
 
 def revision_of(script: Path, program: Program) -> str:

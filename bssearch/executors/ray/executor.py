@@ -99,7 +99,7 @@ class SlotActor:
         )
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
-        """Start a worker after the last worker's death. Returns the process id."""
+        """Start a worker once any earlier worker is dead. Returns the process id."""
         self._log.write_bytes(b"")
         self._log_passed = self._log_due = 0
         self._death = None
@@ -192,7 +192,8 @@ class Node:
 class Cluster:
     """The connection to a Ray cluster.
 
-    If ``address`` is None, a local Ray starts, which ends with this process. The class reuses an open connection.
+    The class reuses an open connection. Otherwise, without an ``address``, a local Ray starts, which ends with this
+    process.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -619,8 +620,8 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
     machines = len({node.name for node in nodes})
     require(
         url is None or machines <= 1,
-        f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://… must be a folder on a Ray cluster of "
-        f"{machines} machines, because only the driver's machine can use an object store",
+        f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://… must be a folder, because the Ray cluster has "
+        f"{machines} machines and only the driver's machine can use an object store",
         hint="name a folder that all machines share",
     )
 

@@ -405,7 +405,7 @@ def by_noise() -> Configuration:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_schedule_by_the_noise_scale_is_refused_for_a_loop(form: str) -> None:
     training = Growing(Started(asked(configuration=by_noise())), form, "shuffled")
-    with pytest.raises(UsageError, match="'noise_scale' needs the gradient noise scale, but your own loop"):
+    with pytest.raises(UsageError, match="'noise_scale' follows the gradient noise scale, but batches of your own"):
         training.go()
 
 

@@ -139,7 +139,7 @@ def test_steps_are_the_optimizers_and_validation_runs_where_it_is_due_off_the_cl
 
 
 def test_an_epoch_without_a_whole_window_is_refused() -> None:
-    with pytest.raises(UsageError, match="an epoch has 5 micro-batches of 10 samples; a step of batch size 60 takes 6"):
+    with pytest.raises(UsageError, match="an epoch has 5 micro-batches of 10 samples, fewer than the 6"):
         fitted(configuration=configuration(60, micro_batch_size=10, accumulation_steps=6))
 
 

@@ -271,7 +271,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
     ("changes", "message"),
     [
         ({"eval_dataset": {"one": Texts(8), "two": Texts(8)}}, "eval_dataset has several datasets, such as eval_one"),
-        ({"train_dataset": Texts(12)}, r"a pass has 12 samples \(micro-batches: 1\); a step takes 20 samples "),
+        ({"train_dataset": Texts(12)}, r"a pass has 12 samples \(micro-batches: 1\), too few for a step of 20 "),
         ({"train_dataset": Stream()}, "the training data has no length"),
         ({"metric": "f1"}, r"evaluate\(\) reports accuracy, .*; the callback's metric is 'f1'"),
         ({"compute_metrics": None}, "the evaluation reports eval_loss, loss; the study's target metric is 'accuracy'"),
