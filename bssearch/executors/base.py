@@ -303,6 +303,8 @@ LONGEST_LINE_BYTES = 2**25  # far above a deep recursion's traceback of 1 MB
 
 
 class LineSplitter:
+    """Splits bytes into lines."""
+
     _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:

@@ -36,7 +36,6 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
 
 
 def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Print a failed program's traceback and return the answer."""
     traceback.print_exception(error)
     found = refused(error, memory_limit_bytes)
     return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")

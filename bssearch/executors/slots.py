@@ -118,6 +118,8 @@ Place = tuple[str, str]  # (machine, device): trials in the same place slow each
 
 
 class SlotState(Enum):
+    """The state of a slot's worker."""
+
     EMPTY = auto()  # no worker
     LOADING = auto()
     READY = auto()
@@ -157,7 +159,6 @@ class Slot:
         self._job_log = 0  # log position in bytes when the worker got its last job
 
     def start(self, worker: WorkerHandle, load: Load) -> None:
-        """Load the workload in a new worker."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
         self.timed = []

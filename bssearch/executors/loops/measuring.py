@@ -85,7 +85,6 @@ class Looked(Assignment):
         self._line.progressed()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Raise `UsageError` if the target's metric is missing or not a number."""
         self._line.progressed()
         number_of(metrics, self._assign.program.metric)
 

@@ -303,6 +303,8 @@ def kept_random_numbers() -> Callable[[], None]:
 
 
 class TrialRun(Assignment):
+    """A trial of a user's loop."""
+
     def __init__(
         self,
         request: TrialRequest,

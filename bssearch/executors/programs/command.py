@@ -360,6 +360,8 @@ def _no_noise(process: CommandProcess) -> Answer:
 
 
 class LoadedCommand(LoadedProgram):
+    """A user's command."""
+
     def __init__(self, load: Load) -> None:
         super().__init__(load)
         self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds

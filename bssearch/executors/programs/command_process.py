@@ -64,6 +64,8 @@ LEAVE_SECONDS = 30.0  # seconds for a program's clean-up after its trial
 
 
 class ProgramProcess(Protocol):
+    """A running program."""
+
     @property
     def line(self) -> socket.socket:
         """The worker's end of the program's socket."""
@@ -152,6 +154,8 @@ class Conversation:
 
 
 class LoadedProgram(ABC):
+    """A user's program."""
+
     revision: str
 
     def __init__(self, load: Load) -> None:

@@ -42,6 +42,8 @@ SEE_OUTPUT = "run the script without a search to see its output"
 
 @dataclass(slots=True)
 class ScriptProcess:
+    """A script's process and connection."""
+
     line: socket.socket
     server: ScriptServer
     pid: int
@@ -131,6 +133,8 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
+    """A user's script."""
+
     def __init__(self, load: Load) -> None:
         super().__init__(load)
         named = str(self._folder / str(self._program.script))
