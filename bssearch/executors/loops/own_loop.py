@@ -332,7 +332,7 @@ class Trial:
                 the function for each new micro-batch size. With a loader, only accumulation grows.
             evaluate: a function that returns the metrics by name. In a search, the first call precedes the first step.
                 If None, the body must `report`.
-            test: a function that returns the test metrics, called once at the end, except in search trials.
+            test: a function that returns the test metrics, called at most once, and never in search trials.
             epochs: passes outside a search. A search repeats the data.
 
         The body must take the optimizer step at the last micro-batch of each step.
@@ -371,8 +371,8 @@ class Trial:
     def test(self, evaluate: Evaluate) -> None:
         """End the training of a loop without `batches`, and evaluate the test set.
 
-        ``evaluate`` runs once, except in search trials. Raises `UsageError` in the body of `batches`, after a skipped
-        evaluation, or if ``evaluate`` omits the target's metric.
+        ``evaluate`` runs at most once, and never in search trials. Raises `UsageError` in the body of `batches`, after
+        a skipped evaluation, or if ``evaluate`` omits the target's metric.
         """
         require(
             not self._is_looping,

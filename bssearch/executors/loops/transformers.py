@@ -440,8 +440,8 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     """Count the whole steps in a pass over a loader.
 
-    Returns infinity if the loader has no length and ``max_steps`` is set. Raises `UsageError` if a pass has no whole
-    step, or if neither a length nor ``max_steps`` is known.
+    Returns infinity if the loader has no length. Raises `UsageError` if a pass has no whole step, or if bssearch must
+    repeat a loader without a length.
     """
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation * max(1, arguments.world_size)
