@@ -268,6 +268,10 @@ def _what_ended(args: TrainingArguments) -> str:
 
 MOST_STEPS = 10**9  # ``max_steps`` when the search ends the trial
 
+# ``max_steps`` of a look if the user sets ``max_steps``; without a length of the data, the Trainer runs through all
+# remaining steps after each pass (1 µs per step), and timing takes far fewer steps
+LOOK_STEPS = 10**5
+
 # schedules whose learning rate does not depend on ``max_steps``
 ENDLESS_SCHEDULES = {"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
 
@@ -309,7 +313,7 @@ def training_arguments(
     if trial.device == "cpu" and not own.get("use_cpu"):
         given["use_cpu"] = True
     if trial.is_look:
-        given["max_steps"] = MOST_STEPS
+        given["max_steps"] = _steps_of_look(own)
     made = arguments_class(**given)
     if made.n_gpu > 1:
         made._n_gpu = 1  # a trial has one device
@@ -328,7 +332,11 @@ def fill(arguments: TrainingArguments, trial: Trial, train_samples: int | None) 
             now = getattr(arguments, name)
             setattr(arguments, name, type(now)(value) if isinstance(now, Enum) else value)
     if trial.is_look:
-        arguments.max_steps = MOST_STEPS
+        arguments.max_steps = _steps_of_look(own)
+
+
+def _steps_of_look(own: Mapping[str, Any]) -> int:
+    return LOOK_STEPS if own.get("max_steps", -1) > 0 else MOST_STEPS
 
 
 def _lacking(trial: Trial, train_samples: int | None, own: Mapping[str, Any], *, is_new: bool) -> dict[str, Any]:

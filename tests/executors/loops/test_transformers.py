@@ -217,12 +217,23 @@ def test_the_test_part_is_evaluated_after_the_training(tmp_path: Path) -> None:
     assert found.line.outcome.test_metric * 7 == pytest.approx(round(found.line.outcome.test_metric * 7))
 
 
-@pytest.mark.parametrize("own", [{}, {"max_steps": 2}])
-def test_a_trainer_is_described_timed_and_measured_whatever_its_own_bound(own: dict[str, Any], tmp_path: Path) -> None:
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return map(Texts().__getitem__, range(50))
+
+
+@pytest.mark.parametrize(
+    ("own", "data"),
+    [({}, {}), ({"max_steps": 2}, {}), ({"max_steps": 2}, {"train_dataset": Stream()})],
+    ids=["no bound", "bound", "data without a length"],
+)
+def test_a_trainer_is_described_timed_and_measured_whatever_its_own_bound(
+    own: dict[str, Any], data: dict[str, Any], tmp_path: Path
+) -> None:
     fake, line = FakeTime(), FakeLine()
     taken = []
     for kind in LOOKS:
-        trainer = trainer_of(Trial(looked(kind, fake, line)), tmp_path, metric="accuracy", own=own)
+        trainer = trainer_of(Trial(looked(kind, fake, line)), tmp_path, metric="accuracy", own=own, **data)
         trainer.after = lambda: fake.pass_by(2.0)
         trainer.train()
         taken.append(len(trainer.seen.rows))
@@ -260,11 +271,6 @@ def test_fit_sets_what_plain_arguments_lack_and_adds_the_callback_once(tmp_path:
     fit_made(found.trial, trainer)
     assert sum(isinstance(one, TrialCallback) for one in trainer.callback_handler.callbacks) == 1
     assert found.line.outcome.steps == 3
-
-
-class Stream(torch.utils.data.IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return map(Texts().__getitem__, range(50))
 
 
 @pytest.mark.parametrize(
