@@ -111,7 +111,7 @@ class Approach:
 
 def not_finite(what: str, value: float) -> str:
     is_beyond = LARGEST_METRIC < abs(value) < math.inf
-    return f"{what} = {value:g} is beyond {LARGEST_METRIC:g}" if is_beyond else f"{what} is not finite"
+    return f"{what} = {value:g} is {f'beyond {LARGEST_METRIC:g}' if is_beyond else 'not finite'}"
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:

@@ -253,8 +253,10 @@ class TrialLoop:
             loss = trainer.take_mean_loss()
             metric = trainer.evaluate(self._data.validation, self._request.target.metric)
         self._on_progress()
-        if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
-            return self._not_finite(trainer, metric, loss)
+        if not is_metric(metric):
+            return self._not_finite(trainer, self._request.target.metric, metric)
+        if loss is not None and not math.isfinite(loss):
+            return self._not_finite(trainer, "the training loss", loss)
         observation = Observation(
             step=trainer.steps,
             samples=trainer.growth.samples,
@@ -280,11 +282,9 @@ class TrialLoop:
                 self._noise_growth.after_evaluation()
         return ending
 
-    def _not_finite(self, trainer: Trainer, metric: float, loss: float | None) -> Ending:
-        of_loss = f"the training loss = {loss} is not finite"
-        what = of_loss if is_metric(metric) else not_finite(self._request.target.metric, metric)
+    def _not_finite(self, trainer: Trainer, name: str, value: float) -> Ending:
         first = trainer.first_non_finite()
-        reason = f"{what}: {where(trainer.now, trainer.steps)}"
+        reason = f"{not_finite(name, value)}: {where(trainer.now, trainer.steps)}"
         return Ending(TrialState.DIVERGED, reason + ("" if first is None else f"; {first}"))
 
     def _out_of_memory(self, error: Exception) -> Ending:

@@ -443,10 +443,10 @@ def test_what_runs_backwards_or_comes_at_times_is_refused(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"accuracy": math.nan}, "accuracy is not finite"),
+        ({"accuracy": math.nan}, "accuracy = nan is not finite"),
         ({"accuracy": 1e200}, "accuracy = 1e+200 is beyond 1e+100"),
-        ({"accuracy": 0.99, "loss": math.inf}, "the loss is not finite"),
-        ({"loss": math.nan}, "the loss is not finite"),
+        ({"accuracy": 0.99, "loss": math.inf}, "the loss = inf is not finite"),
+        ({"loss": math.nan}, "the loss = nan is not finite"),
     ],
 )
 def test_what_is_no_number_diverges(values: dict[str, float], said: str) -> None:

@@ -478,8 +478,8 @@ def test_the_horizon_ends_a_trial_that_trains_on_and_its_test_part_is_seen() -> 
 @pytest.mark.parametrize(
     ("metrics", "losses", "state", "steps", "reason"),
     [
-        ([0.5, 0.95, math.nan], range(99), TrialState.REACHED, 10, "accuracy is not finite"),
-        ([0.5, 0.8, math.nan], range(99), TrialState.DIVERGED, 10, "accuracy is not finite"),
+        ([0.5, 0.95, math.nan], range(99), TrialState.REACHED, 10, "accuracy = nan is not finite"),
+        ([0.5, 0.8, math.nan], range(99), TrialState.DIVERGED, 10, "accuracy = nan is not finite"),
         ([0.5, 0.95], [*range(8), MemoryError], TrialState.REACHED, 6, "out of memory"),
     ],
     ids=["diverges after its target", "diverges before its target", "out of memory after its target"],

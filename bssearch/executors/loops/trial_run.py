@@ -457,9 +457,12 @@ class TrialRun(Assignment):
         metric = number_of(metrics, target.metric)
         loss = None if loss is None else float(loss)
         with self._clock.clock.ledger("other"):
-            what = "the loss" if is_metric(metric) else target.metric
-            is_finite = is_metric(metric) and (loss is None or math.isfinite(loss))
-            broken = first_non_finite(self._objects) if is_finite else not_finite(what, metric)
+            if not is_metric(metric):
+                broken: str | None = not_finite(target.metric, metric)
+            elif loss is not None and not math.isfinite(loss):
+                broken = not_finite("the loss", loss)
+            else:
+                broken = first_non_finite(self._objects)
             if broken is not None:
                 self._end(Ending(TrialState.DIVERGED, f"{broken}: {where(self.stages.last(step), step)}"))
                 return
