@@ -62,7 +62,7 @@ class Program:
     counts_tokens: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return the parameters in ``names``, without batch size and learning rate."""
+        """Return the parameters in ``names``, except batch size and learning rate."""
         values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
         values["optimizer"] = configuration.optimizer
         return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}

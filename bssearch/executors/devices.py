@@ -32,7 +32,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
     require(
         idle or allow_busy,
         f"devices in use: {busy}; times on a shared device are not reliable",
-        hint="wait for these processes, choose another device, or accept a shared device with --allow-busy",
+        hint="wait for these processes, choose another device, or use --allow-busy to share the device",
         error=LaunchError,
     )
     devices = idle or list(users)
@@ -45,7 +45,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
 def memory_limit_of_slot(
     device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
 ) -> int | None:
-    """Return a slot's memory limit in bytes, or None without a limit.
+    """Return a slot's memory limit in bytes, or None if unlimited.
 
     Slots on one CUDA device share the device's memory, minus `CONTEXT_BYTES` per slot.
     """

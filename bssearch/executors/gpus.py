@@ -57,7 +57,7 @@ class Gpus:
         )
 
     def of_slot(self, slot: int, count: int) -> list[str]:
-        """Return the slot's ``count`` GPUs. The GPUs change only after `give_back` or with another ``count``.
+        """Return the slot's ``count`` GPUs. The GPUs change only after `give_back`, or if ``count`` changes.
 
         If no GPU is free, a slot with ``count`` = 1 shares a GPU of this driver. Raises `LaunchError` if too few GPUs
         are free, or if several GPUs include a MIG slice.
@@ -78,7 +78,7 @@ class Gpus:
             fewer = "set executor.devices lower" if count > 1 else "set executor.device: cpu"
             hint, others = fewer, "none"
             if users:
-                hint = f"wait for these programs, {fewer}, or accept shared GPUs with --allow-busy"
+                hint = f"wait for these programs, {fewer}, or use --allow-busy to share GPUs"
             elif len(taken) < len(self._uuids):
                 hint, others = f"{fewer}, or wait for other studies on this machine", "the other GPUs, by bssearch"
             raise LaunchError(
@@ -124,8 +124,8 @@ def _lock_of(uuid: str) -> str:
 def visible(listed: str, chosen: str | None) -> list[str]:
     """Return the UUIDs that ``nvidia-smi -L`` lists and ``CUDA_VISIBLE_DEVICES`` chooses.
 
-    If ``chosen`` is None, MIG slices replace their GPU. Device numbers follow the order of ``nvidia-smi``; see
-    `CUDA_DEFAULTS`.
+    If that variable (``chosen``) is unset, MIG slices replace their GPU. Device numbers follow the order of
+    ``nvidia-smi``; see `CUDA_DEFAULTS`.
     """
     found: list[str] = []
     whole: list[str] = []

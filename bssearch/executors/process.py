@@ -90,7 +90,7 @@ def describe_exit(return_code: int, who: str = "the worker") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The ``return_code`` and cause of a worker's death. A negative code is a signal.
+    """The ``return_code`` and cause of a worker's death.
 
     ``killed_by_kernel`` says whether the OOM killer acted, or is None if unknown. If ``verdict`` is set, `judged`
     ignores the other fields.
@@ -499,7 +499,7 @@ def end_group() -> NoReturn:
 class Watcher:
     """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is the caller's group. With another group, the shell runs in a new session.
+    Group 0 is the caller's group. Unless ``group`` is 0, the shell runs in a new session.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:

@@ -1,6 +1,6 @@
 """The processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
 
-The ranks are in the worker's process group. Rank 0 is the worker, which sends pickled orders over a socket.
+Rank 0 is the worker, which sends pickled orders over a socket.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class RankProcess:
 class RankProcesses:
     """A worker's ranks 1, 2, …, which start when a request needs ranks.
 
-    A thread calls ``on_lost`` if a rank ends and rank 0's call does not fail within `GRACE_SECONDS`. ``on_lost`` must
-    end this process.
+    A thread calls ``on_lost`` if a rank ends and the context `together` stays open for `GRACE_SECONDS`. ``on_lost``
+    must end this process.
     """
 
     def __init__(self, load: Load, computation: Computation, on_lost: Callable[[Exception], NoReturn]) -> None:

@@ -88,7 +88,7 @@ class RunningTrial:
     observations: list[Observation] = field(default_factory=list)
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Complete an outcome with contention, device, wall seconds and evaluations."""
+        """Fill in an outcome's contention, device, wall seconds and evaluations."""
         outcome = replace(
             outcome,
             contended=outcome.contended or self.contended,
@@ -296,7 +296,7 @@ _TICK_SECONDS = 0.2  # poll interval in seconds, far below `ExecutorSettings.han
 class SlotExecutor(ABC):
     """An `Executor` with one worker per slot.
 
-    Call the executor from one thread. With ``slots`` = ``auto``, the executor has one slot until a worker has loaded.
+    Call the executor from one thread. If ``slots`` is ``auto``, the executor has one slot until a worker has loaded.
     """
 
     job_seconds = JOB_SECONDS
@@ -433,7 +433,7 @@ class SlotExecutor(ABC):
 
     def _refuse_while_a_trial_runs(self) -> None:
         if self._running:
-            raise ValueError(f"cannot measure while trials run ({self._running}); wait for the end of all trials")
+            raise ValueError(f"cannot measure while trials {self._running} run; wait for the end of all trials")
 
     def submit(self, request: TrialRequest) -> None:
         self._pump(0.0)
@@ -655,4 +655,7 @@ class LocalExecutor(SlotExecutor):
                 environment=environment,
             )
         except OSError as error:
-            raise LaunchError(f"the worker of slot {slot.index} does not start: {error}") from error
+            raise LaunchError(
+                f"the worker of slot {slot.index} does not start: {error}",
+                hint="end other programs on this machine, or lower executor.slots",
+            ) from error

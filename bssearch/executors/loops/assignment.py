@@ -182,7 +182,7 @@ class Assignment:
         """Record ``step`` completed steps and the new ``samples``, if known."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial with non-finite gradients. Returns False if the work is not a trial."""
+        """End the trial as diverged. Returns False if the work is not a trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module], tokens: Weights) -> None:
@@ -203,8 +203,8 @@ class Assignment:
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Begin a pass.
 
-        Returns the number of micro-batches that a resumed trial must skip, or None at a pass's start. If ``in_order``
-        is set, bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
+        Returns the number of micro-batches to skip, or None unless the trial resumes within a pass. If ``in_order`` is
+        set, bssearch's sampler skips the micro-batches. Then call `skipped`.
         """
         return None
 
@@ -215,7 +215,7 @@ class Assignment:
         """End the pass early, because the micro-batch size changes."""
 
     def looped(self, step: int, because: str = "") -> None:
-        """Note the loop's end before the trial's end."""
+        """Handle a loop that ends before the trial."""
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """Register objects to checkpoint. Returns the numbers of completed steps and samples."""
@@ -262,7 +262,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
 class Alone(Assignment):
     """A script's run without a search.
 
-    Without ``evaluate_every``, an evaluation follows each pass. Without ``steps``, the loop itself ends the run.
+    If ``evaluate_every`` is None, an evaluation follows each pass. If ``steps`` is None, the loop itself ends the run.
     """
 
     cycles = False

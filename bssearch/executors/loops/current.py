@@ -39,7 +39,7 @@ LOOK_SECONDS = 0.02  # least interval between checks for a stop, because each ch
 
 
 class SocketLine:
-    """A program's connection to its search, without a thread."""
+    """A program's connection to its search."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -219,11 +219,11 @@ def current_trial(
         steps: steps outside a search; by default the run continues until the loop ends.
         parameters: defaults of ``trial.parameters``.
 
-    With a launcher such as torchrun, every rank must call this function after initialising torch.distributed.
+    Every rank of a launcher such as torchrun must call this function after initialising torch.distributed.
 
     Raises:
-        UsageError: a second call in a search, uninitialised torch.distributed, a wrong number of ranks, a batch that
-            ranks cannot share, or an invalid value.
+        UsageError: a second call in a search, uninitialised torch.distributed, a wrong number of ranks, a batch size
+            that the number of ranks does not divide, or an invalid value.
         LaunchError: the connection to the search fails.
 
     ::

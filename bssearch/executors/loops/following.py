@@ -70,7 +70,7 @@ class FieldsRead:
     def check_begins(self, *, has_sampler: bool) -> None:
         """Raise `UsageError` if the loop has read no batch or micro-batch size, unless a sampler reads the batch size.
 
-        With accumulation, the loop must read the micro-batch size.
+        To accumulate gradients, the loop must read the micro-batch size.
         """
         require(
             self.fields & {"batch_size", "micro_batch_size"} or has_sampler,
@@ -245,7 +245,7 @@ class Followed:
 
 
 class SampleAxis(NamedTuple):
-    """The part of a batch with one row per sample. ``axis`` is None if the part is a list."""
+    """The batch part with one row per sample. ``axis`` is None if the part is a list."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -331,7 +331,7 @@ def _count_all() -> None:
 class OptimizerSteps:
     """Counts optimizer steps, except steps that a gradient scaler skips.
 
-    With several optimizers, the largest count applies.
+    Of several optimizers, the largest count applies.
     """
 
     def __init__(self) -> None:
@@ -355,9 +355,9 @@ class OptimizerSteps:
         self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:
-        """Return the largest step count of an unwatched optimizer.
+        """Return the largest step count if `watch` got no optimizer.
 
-        Returns None if an optimizer is watched, no optimizer has stepped, or a count equals ``steps``.
+        Returns None if no optimizer has stepped, or if a count equals ``steps``.
         """
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)

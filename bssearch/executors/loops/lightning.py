@@ -1,6 +1,6 @@
 """Runs a Lightning `Trainer` as a trial; see `bssearch guide own-training`.
 
-The import raises `UsageError` if neither ``lightning`` nor ``pytorch_lightning`` >= 2.6.5, < 2.7 is installed.
+The import raises `UsageError` unless ``lightning`` or ``pytorch_lightning`` has a version >= 2.6.5, < 2.7.
 """
 
 import importlib
@@ -359,7 +359,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     """Scale all weight decays if the study sets a ``weight_decay`` that the script has not read.
 
-    The value given to `current_trial`, or else the largest weight decay, becomes the trial's value.
+    The scaling maps the value given to `current_trial`, or else the largest weight decay, to the trial's value.
     """
     name = "weight_decay"
     found = list(optimizers)

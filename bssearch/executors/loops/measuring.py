@@ -68,7 +68,7 @@ from bssearch.training.probes import (
 
 
 class Looked(Assignment):
-    """A loop that bssearch describes or measures, with the first stage of a batch size schedule."""
+    """A loop that bssearch describes or measures. A batch size schedule stays at its first stage."""
 
     is_look = True
 
@@ -201,7 +201,7 @@ class TimedLoop(Looked):
         self._clock.train()
 
     def is_due(self, step: int) -> bool:
-        """True at step 0, after the warm-up, and then at least as often as in a trial."""
+        """True at step 0, when the warm-up ends, and then at least as often as in a trial."""
         later = step - WARM_UP_STEPS
         return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
 

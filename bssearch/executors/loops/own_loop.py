@@ -60,12 +60,12 @@ class Trial:
 
     ``rank`` is this process's number, below `world_size`. With a batch size schedule, ``learning_rate``, the batch
     sizes and ``accumulation_steps`` apply to the next step. ``parameters`` holds the other parameters of the study and
-    of `current_trial`. ``given`` holds `current_trial`'s arguments without ``seed``. ``is_look`` says whether bssearch
+    of `current_trial`. ``given`` holds `current_trial`'s arguments except ``seed``. ``is_look`` says whether bssearch
     only describes or measures the loop. The loop must read a searched learning rate. bssearch warns about other
     searched parameters that the loop does not read.
 
-    ``steps`` counts the steps of the optimizers given to `state`. Without such optimizers, ``steps`` counts batches or
-    calls of `step`.
+    ``steps`` counts the steps of the optimizers given to `state`. If `state` gets no optimizer, ``steps`` counts
+    batches or calls of `step`.
 
     ::
 
@@ -328,8 +328,8 @@ class Trial:
         """Yield micro-batches until the trial ends.
 
         Args:
-            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, bssearch calls
-                the function for each new micro-batch size. With a loader, only accumulation grows.
+            loader: a loader, or a function that makes a loader for a micro-batch size. If the batch grows, bssearch
+                calls the function for each new micro-batch size. A loader keeps its micro-batch size.
             evaluate: a function that returns the metrics by name. In a search, the first call precedes the first step.
                 If None, the body must `report`.
             test: a function that returns the test metrics, called at most once, and never in search trials.
@@ -371,8 +371,8 @@ class Trial:
     def test(self, evaluate: Evaluate) -> None:
         """End the training of a loop without `batches`, and evaluate the test set.
 
-        ``evaluate`` runs at most once, and never in search trials. Raises `UsageError` in the body of `batches`, after
-        a skipped evaluation, or if ``evaluate`` omits the target's metric.
+        ``evaluate`` runs at most once, and never in search trials. Raises `UsageError` if called in the body of
+        `batches`, if the loop took no step or skipped an evaluation, or if ``evaluate`` omits the target's metric.
         """
         require(
             not self._is_looping,
@@ -412,8 +412,8 @@ class Trial:
     def token_batches(self, lengths: Sequence[int]) -> TokenSampler:
         """Return a batch sampler for ``training.batch_unit: tokens``. ``lengths`` holds each sample's number of tokens.
 
-        A micro-batch has samples of similar length and, with padding, at most ``micro_batch_size`` tokens. Divide each
-        micro-batch's summed loss by `batch_tokens`. Raises `UsageError` if batch sizes count samples or grow.
+        A micro-batch has samples of similar length and, including padding, at most ``micro_batch_size`` tokens. Divide
+        each micro-batch's summed loss by `batch_tokens`. Raises `UsageError` if batch sizes count samples or grow.
 
         ::
 
@@ -433,7 +433,7 @@ class Trial:
         return self._token_sampler
 
     def batch_tokens(self) -> float:
-        """Return the step's number of tokens, without padding, divided by the number of ranks.
+        """Return the step's number of tokens, excluding padding, divided by the number of ranks.
 
         DistributedDataParallel averages the ranks' gradients, which undoes the division.
         """
@@ -601,7 +601,7 @@ class Trial:
         self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Count the samples of all ranks' micro-batches, or the tokens of full micro-batches.
+        """Count all ranks' samples, or the tokens of full micro-batches if batch sizes count tokens.
 
         Returns None with a warning if the number is unknown, but raises `UsageError` if the objective counts samples.
         """

@@ -16,10 +16,10 @@ FEWER_SAMPLES = "lower space.batch_size.high in the spec, or use more training d
 
 
 class SeededSampler(Sampler[int]):
-    """Yields a new permutation of the samples per epoch, without the last incomplete batch.
+    """Yields a new permutation of the samples per epoch, except the last incomplete batch.
 
-    The sampler starts after ``after_steps`` steps. A rank draws ``share`` of every ``share`` × ``ranks`` samples, so
-    the number of ranks does not change the batches.
+    The sampler skips the batches of ``after_steps`` steps. A rank draws ``share`` of every ``share`` × ``ranks``
+    samples, so the number of ranks does not change the batches.
     """
 
     def __init__(

@@ -74,7 +74,10 @@ Versions = list[tuple[int, int]]
 
 
 class Averages:
-    """The averages of weights among a loop's objects, which may change only after the optimizer's step."""
+    """Watches the weight averages (EMA, SWA) among a loop's objects.
+
+    An average must change only after the optimizer's step.
+    """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         trained = _trained_by(objects)

@@ -140,7 +140,7 @@ class FollowerWork(RankWork):
         return self.is_over
 
     def looped(self, step: int, because: str = "") -> None:
-        """End this rank's work. Rank 0 reports the end."""
+        """End this rank's work."""
         self.is_over = True
 
 

@@ -181,7 +181,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
     code = 0
     try:
         if script.endswith(MAKE_TRAINER):
-            assert session is not None, "a process without a session cannot fit a Trainer"
+            assert session is not None, "cannot fit a Trainer without a connection to the search"
             current.train_made(script, session.assign.program.default)
         else:
             runpy.run_path(script, run_name="__main__")

@@ -298,8 +298,9 @@ def training_arguments(
 ) -> TrainingArguments:
     """Make a Trainer's arguments for a trial.
 
-    The trial sets the batch sizes, the learning rate, the seed and the study's hyperparameters. Without ``max_steps``
-    and ``num_train_epochs``, the default schedule is constant after warmup, and the search ends the trial.
+    The trial sets the batch sizes, the learning rate, the seed and the study's hyperparameters. If neither
+    ``max_steps`` nor ``num_train_epochs`` is given, the default schedule is constant after warmup, and the search ends
+    the trial.
 
     Args:
         train_samples: Required if the study sets ``warmup_epochs``.
@@ -430,7 +431,7 @@ def _check_obeys(trial: Trial, own: Collection[str]) -> None:
         value = trial.parameters.get(name)
         require(
             value is None or value in known or argument in own,
-            f"space.{name}: {value} is unknown to a Trainer; choose from {', '.join(known)}",
+            f"space.{name}: bssearch cannot set {value} on a Trainer; choose from {', '.join(known)}",
             hint=f"leave {name} out of the space, or also give {argument}=...",
         )
 

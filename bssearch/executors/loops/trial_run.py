@@ -52,7 +52,7 @@ from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, S
 class NoiseNearTarget:
     """Measures the gradient noise scale of a loop's steps near the target; see `BatchAdvisor`.
 
-    If ``holds`` is set, these steps leave the weights unchanged, and measurements may take half of the time.
+    If ``holds`` is set, these steps leave the weights unchanged, and measurements may take half of the loop's time.
     """
 
     def __init__(
@@ -153,7 +153,8 @@ class HostClock(Clock):
 class LoopClock:
     """Books a loop's time as training, evaluation, warm-up or other time.
 
-    If the first `WARM_UP_STEPS` after a start or resume exceed the later steps' median, the excess counts as warm-up.
+    In the first `WARM_UP_STEPS` steps after a start or resume, step time above the later steps' median counts as
+    warm-up.
     """
 
     clock: HostClock

@@ -69,8 +69,8 @@ FEWEST_BURSTS = 4  # bursts: with over 2 x 4 reports, a wait exceeds 1/4 of the 
 class ReportedTrial:
     """Collects a program's reports. ``ending`` is None while the trial runs.
 
-    Seconds come from the program or the wall clock. With the wall clock, the pace between the first two reports gives
-    the time of the steps before the first report.
+    If the program reports no seconds, the pace between the first two reports gives the time of the steps before the
+    first report.
     """
 
     def __init__(

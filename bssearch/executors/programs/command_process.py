@@ -212,7 +212,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 @dataclass(slots=True)
 class SilenceLimit:
-    """The longest time in ``seconds`` without a reply. ``last`` is the time of the last reply."""
+    """The longest allowed time without a reply, in ``seconds``. ``last`` is the time of the last reply."""
 
     seconds: float
     last: float

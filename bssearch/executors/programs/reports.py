@@ -110,8 +110,8 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> ReportPac
 class ReportReader:
     """Parses reports from a byte stream.
 
-    ``expressions`` map names, including ``step``, to regular expressions with one group. Without expressions, the lines
-    are JSON. ``step`` must be a number. ``metric``, ``seconds``, ``samples`` and ``loss`` may also be null.
+    ``expressions`` map names, including ``step``, to regular expressions with one group. If ``expressions`` is empty,
+    the lines are JSON. ``step`` must be a number. ``metric``, ``seconds``, ``samples`` and ``loss`` may also be null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
@@ -269,7 +269,8 @@ def _number(value: object, *, is_whole: bool) -> float | None:
 
 def _remedy(value: object) -> str:
     has_comma = isinstance(value, str) and "," in value
-    return ": a comma may only separate thousands, as in 1,000,000 or 1,000.5, or 1,000 in a step" if has_comma else ""
+    rule = ": a comma may only separate thousands, as in 1,000,000 or 1,000.5 (in a step, also 1,000)"
+    return rule if has_comma else ""
 
 
 def _shown(text: str, *, quoted: bool = True) -> str:

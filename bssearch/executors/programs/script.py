@@ -56,7 +56,7 @@ class ScriptProcess:
         return self.code
 
     def kill(self) -> None:
-        """Kill the script's process group. The server ends other descendants."""
+        """Kill the script's process group."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

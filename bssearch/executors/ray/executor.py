@@ -192,7 +192,7 @@ class Node:
 class Cluster:
     """The connection to a Ray cluster.
 
-    The class reuses an open connection. Otherwise, without an ``address``, a local Ray starts, which ends with this
+    The class reuses an open connection. Otherwise, if ``address`` is None, a local Ray starts, which ends with this
     process.
     """
 
@@ -420,9 +420,9 @@ class _Seat:
 class RayExecutor(SlotExecutor):
     """An `Executor` on a Ray cluster.
 
-    Each slot is an actor with ``threads`` CPUs and a GPU. Without GPUs in the cluster, or with device ``cpu``, actors
-    have no GPU. A trial is lost with its actor. The executor drops a lost slot if no node has room. The workload,
-    data and checkpoints need the same paths on all nodes.
+    Each slot is an actor with ``threads`` CPUs and a GPU. If the cluster has no GPU or the device is ``cpu``, actors
+    have no GPU. The executor drops a lost slot if no node has room. The workload, data and checkpoints need the same
+    paths on all nodes.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
