@@ -167,7 +167,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
-    """Yield a draft file for each path, and replace the paths when all drafts are complete.
+    """Yield open draft files, one per path, and replace the originals when all drafts are complete.
 
     If a path is a link, the draft replaces the link's target.
 

@@ -44,7 +44,7 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 
 def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
-    """Print an answer. Proposed commands name ``db`` (``URL`` to hide a password) unless ``BSSEARCH_DB_URL`` does."""
+    """Print an answer. Its commands have ``--db`` unless ``BSSEARCH_DB_URL`` is ``db``; ``URL`` hides a password."""
     if db is not None and masked(db) != masked(os.environ.get(DATABASE_URL_VARIABLE, "")):
         place = "URL" if "***" in masked(db) else shlex.quote(db)
         steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
@@ -74,7 +74,7 @@ def _without_notes(found: Answer) -> list[str]:
 
 
 def screen(found: Answer) -> list[str]:
-    """Return the lines of an answer for 80 × 24 characters. Many batch sizes or `GRAVE` notes may need more lines."""
+    """Return an answer's lines for an 80 × 24 terminal. Many batch sizes or `GRAVE` notes may need more lines."""
     lines, shown = _without_notes(found), 0
     is_grave = sum(warning.code in GRAVE for warning in found.warnings)
     notes = [f"note: {one.message}" for one in sorted(found.warnings, key=lambda one: one.code not in GRAVE)]
@@ -118,7 +118,7 @@ def _certainty(found: Answer) -> list[str]:
     if found.within_5_percent is not None:
         lines = _wrapped(f"{'Provisional' if found.provisional else 'Final'}: {how_sure(found)}.")
     else:
-        lines = _wrapped("Provisional: fresh seeds have confirmed no batch size.") if found.provisional else []
+        lines = _wrapped("Provisional: no batch size is confirmed with fresh seeds yet.") if found.provisional else []
     step = found.settling
     if found.provisional and step is not None:
         lines += [f"  next: {step.command}", *_wrapped(step.why, "        ")]

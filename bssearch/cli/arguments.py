@@ -117,7 +117,7 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Return the spec of a file, shipped study or stored study, and the launch with the spec's folder."""
+    """Return the spec of a file, shipped study or stored study, and ``launch`` with the spec's folder."""
     from bssearch.commands.opening import loaded, stored_spec
     from bssearch.spec import find_spec
 
@@ -175,7 +175,7 @@ def study_name(db: str | None, given: str | None) -> str:
 
 
 def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
-    """Parse ``[STUDY] NUMBER``, with None for a missing study. Raises `UsageError` for a missing or wrong number."""
+    """Parse ``[STUDY] NUMBER``; the study is None if omitted. Raises `UsageError` for a missing or wrong number."""
     if second is not None:
         return first, second
     require(first.isdecimal(), f"{first!r} is not a trial number; write the study's name, then the number")

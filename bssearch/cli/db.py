@@ -26,7 +26,7 @@ def init(
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Create or upgrade tables, and with --roles the roles of a team."""
+    """Create or upgrade the tables, and create a team's roles (--roles)."""
     from bssearch.storage.connection.engine import parse_url
     from bssearch.storage.migrate import DEFAULT_PREFIX, Roles, refuse_roles_of_a_file, script, upgrade as to_head
 
@@ -48,7 +48,7 @@ def init(
 
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Upgrade an old schema, and first copy a SQLite file."""
+    """Upgrade an old schema; back up a SQLite file first."""
     from bssearch.storage.migrate import upgrade as to_head
 
     done = to_head(database_url(db))

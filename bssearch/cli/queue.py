@@ -115,9 +115,7 @@ def _moment(text: str) -> datetime:
 
 @app.command("list")
 def list_queue(
-    everything: Annotated[
-        bool, typer.Option("--all", help="Include finished studies and workers that have left.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include finished studies and former workers.")] = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:

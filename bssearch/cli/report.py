@@ -140,7 +140,7 @@ def _print_answers(found: AcrossAnswer) -> None:
     for one in found.answers:
         if one.copy_of is not None:
             place = f"{one.study} in {one.database}"
-            say(f"note on {place}: the answer does not count, because the study is a copy of {one.copy_of}")
+            say(f"note on {place}: not compared, because the study is a copy of {one.copy_of}")
         if one.note is not None:
             say(f"note on {one.study}: {one.note}")
 

@@ -149,7 +149,7 @@ def run(
         typer.Option(
             "--from",
             metavar="STUDY",
-            help="Start with STUDY's best configuration and the runs that STUDY's answer lacks.",
+            help="Start with STUDY's best configuration and the further runs that STUDY's answer needs.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -275,14 +275,14 @@ def check(
         float | None,
         typer.Option(
             help="With --suggest-target: distance from the median best metric, in the metric's units.",
-            show_default="distance of the worst run, 2 % to 48 % of the improvement over an untrained model",
+            show_default="distance of the worst run, but 2 % to 48 % of the improvement over an untrained model",
         ),
     ] = None,
     walk: Annotated[
         bool,
         typer.Option(
             "--walk",
-            help="Explain in six measured steps how to choose a batch size.",
+            help="Explain in six steps, with measurements, how to choose a batch size.",
         ),
     ] = False,
     overrides: SetOption = None,

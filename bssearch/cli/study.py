@@ -340,7 +340,7 @@ def archive(
     undo: Annotated[bool, typer.Option("--undo", help="Restore the study.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Hide a study from lists without --all, and refuse new trials."""
+    """Hide a study from lists (--all shows it), and refuse new trials."""
     with existing_store(db) as store:
         store.studies.archive(study, archived=not undo)
     tell(
@@ -411,7 +411,7 @@ def print_track_record(found: TrackRecord) -> None:
     ]
     if rows:
         print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
-        ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
+        ratio = "" if found.median_time_ratio is None else f"; the median slowdown is {found.median_time_ratio:.3g}×"
         say(
             f"{found.held} of {len(rows)} quick answers have an interval that overlaps the batch sizes within 5 % of "
             f"the best{ratio}."

@@ -266,8 +266,8 @@ def sentences(found: Rerun) -> Iterator[str]:
     )
     if not found.differences and found.identical is False:
         yield (
-            "GPU kernels may sum in a different order without `training.deterministic: true`. "
-            "A workload may draw random numbers without the seed."
+            "GPU kernels may sum in a different order unless `training.deterministic` is true. "
+            "A workload may draw random numbers that ignore the seed."
         )
 
 

@@ -90,7 +90,7 @@ def page_style() -> str:
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Return a Jinja environment with the page's templates and ``more``. Undefined values raise an error.
+    """Return a Jinja environment for page templates and the loaders ``more``.
 
     The filters ``svg`` and ``spark`` draw a chart and a `sparkline`.
     """

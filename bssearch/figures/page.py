@@ -347,7 +347,7 @@ def _devices(answer: Answer) -> Section | None:
         text=about_devices(answer),
         charts={"devices": plots.devices_chart(answer)},
         table=Table(
-            ["Devices", "Batch", "Seconds", "Speed-up", "Efficiency", "Device-seconds", "Reduction, share of a step"],
+            ["Devices", "Batch", "Seconds", "Speed-up", "Efficiency", "Device-seconds", "All-reduce, share of step"],
             [
                 Row(
                     [
@@ -521,7 +521,7 @@ def _audit(audit: Mapping[str, Any] | None) -> Section | None:
         title="Rules of thumb on this workload",
         text="Regret is the rule's objective value divided by the tuned optimum's at the same batch size. For rules "
         "about a ratio, such as noise scale / critical batch size, regret is this ratio. Brackets are 95 % intervals. "
-        f"Most rules hold if the interval is below {HELD:.2f}, and break if the interval is above {BROKE:.2f}.",
+        f"For most rules, HELD means an interval below {HELD:.2f}, and BROKE an interval above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "Gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],

@@ -204,7 +204,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
                 document,
                 "rules",
                 {"": "rule", "holds": "holds", "breaks": "breaks", "source": "source"},
-                caption="When each rule holds and breaks",
+                caption="When each rule holds or breaks",
                 folded=True,
             ),
             *([table(document, "audits", audits, caption="Verdicts of audits")] if document["audits"] else []),
@@ -223,7 +223,10 @@ def _is_set(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 
 def shown_scale(plan: ScalePlan) -> Shown:
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
-    tiles = {"pays_up_to": "Largest number of devices that pay", "passes_b_crit": "Devices for a batch above B_crit"}
+    tiles = {
+        "pays_up_to": "Largest number of devices that pay",
+        "passes_b_crit": "Fewest devices for a batch above B_crit",
+    }
     return Shown(
         tiles=[
             *(

@@ -98,7 +98,7 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
 
 
 def time_chart(answer: Answer) -> Chart | None:
-    """Draw the seconds to the target. Returns None if the times are unknown, or in the objective's chart."""
+    """Draw the seconds to the target. Returns None if the times are unknown or are the objective."""
     known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
     if not known or answer.objective == TIME.name:
         return None
@@ -556,7 +556,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
 
 
 def thinned(curve: Sequence[Observation]) -> list[Observation]:
-    """Return at most `CURVE_POINTS` finite evaluations, without step 0."""
+    """Return at most `CURVE_POINTS` finite evaluations after step 0."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:
         return finite

@@ -57,7 +57,7 @@ class Progress:
 class Crossing:
     """The interval from the last evaluation before the target (miss) to the first evaluation at the target (hit).
 
-    The same fraction of the interval gives ``steps``, rounded up, and ``train_seconds``.
+    ``steps`` (rounded up) and ``train_seconds`` lie at the same fraction of the interval.
     """
 
     last_miss_step: int
@@ -71,7 +71,7 @@ class Crossing:
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
     """Return the target's crossing between two consecutive evaluations, or at ``hit`` if ``previous`` is None.
 
-    The fraction is (target − miss) / (hit − miss).
+    The fraction of the interval is (target − miss) / (hit − miss).
     """
     if previous is None:
         return Crossing(hit.step, hit.train_seconds, hit.step, hit.train_seconds, hit.step, hit.train_seconds)

@@ -86,8 +86,8 @@ class TrialPlan(Planned):
 class TrialRequest:
     """A request to run a trial.
 
-    A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. Without a checkpoint, a pause ends
-    the trial as `PRUNED`. A ``branch`` continues from the user's checkpoint.
+    A paused trial saves ``checkpoint``, and a resumed trial loads ``checkpoint``. If ``checkpoint`` is None, a pause
+    ends the trial as `PRUNED`. A ``branch`` continues from the user's checkpoint.
     """
 
     number: int
@@ -105,9 +105,8 @@ class TrialRequest:
 class StepTimeRequest:
     """A request to time steps and one evaluation.
 
-    The timing ends when half the median's 95 % interval is within ``precision`` (relative), or after
-    ``seconds_limit``, which a slow core extends. With ``trial_train_seconds``, the worker times steps between
-    evaluations. Otherwise, steps run back to back.
+    The timing ends when the median's 95 % interval is within ± ``precision`` (relative), or after ``seconds_limit``,
+    which a slow core extends. If ``trial_train_seconds`` is None, steps run back to back, else between evaluations.
     """
 
     configuration: Configuration
@@ -121,7 +120,7 @@ class StepTimeRequest:
 class MemoryRequest:
     """A request to measure the memory of steps and evaluations in a fresh worker.
 
-    With ``reserve``, some memory must stay free.
+    If ``reserve`` is set, some memory must stay free.
     """
 
     configuration: Configuration
@@ -146,7 +145,7 @@ class NoiseRequest:
 class MetricInfo:
     """Bounds of a metric and its value at chance.
 
-    If ``reported``, trials with a test also measure the metric on the test part.
+    An evaluation on the test part measures the target's metric and each ``reported`` metric.
 
     Example: ``metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}``
     """
@@ -168,7 +167,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """A loaded workload. Sample counts are None if an external program hides the counts.
+    """A loaded workload. Sample counts are None if the user's program has the training loop.
 
     ``starts_at_peak`` is True if a program's first step has the full learning rate, and None if unknown.
     """
@@ -186,10 +185,10 @@ class WorkloadDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A driver's claim on a trial, which expires ``seconds`` after the last heartbeat.
+    """A driver's right to a trial, which expires ``seconds`` after the last heartbeat.
 
-    ``user`` started the driver, and ``spec`` is the digest of the driver's spec. With ``claim``, the trial starts
-    only if the driver holds this claim.
+    ``user`` started the driver, and ``spec`` is the digest of the driver's spec. ``claim`` is the
+    task, if any, that the driver must have claimed.
     """
 
     owner: str
@@ -203,7 +202,7 @@ class Lease:
 class ProbeRecord(StepTime):
     """A stored step time and evaluation cadence, which are None if the training fails.
 
-    ``error`` is None unless a fit over visits gave the step time.
+    ``error`` is None unless repeated timings (visits) gave the step time.
     """
 
     eval_every_steps: int | None

@@ -71,7 +71,7 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
 
 
 def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the seconds of a trial's first ``steps``, or None with a `noise_scale` schedule or a missing step time."""
+    """Return the seconds of a trial's first ``steps``, or None for a `noise_scale` schedule or an unknown step time."""
     schedule = batch_schedule_of(configuration) if configuration.grows else None
     if schedule is None:
         seconds = step_seconds.get(timed_as(configuration))
@@ -108,7 +108,7 @@ class PooledStepTime(Generic[Key]):
     """The step time of one kind of configuration, with the standard error of its logarithm.
 
     Attributes:
-        common: Error of the reference pace, which cancels in ratios.
+        common: Error of the reference kernel's time, which cancels in ratios.
         excess: Mean log ratio of wall time to ``seconds``, which bounds the bias; 0 from uncontended trials.
     """
 
@@ -149,7 +149,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Return the probes with step times but no intervals, fitted to the visits on equally many devices."""
+    """Fit the probes' step times to visits on equally many devices. `with_intervals` adds intervals."""
     fitted: dict[Split, FittedStepTime] = {}
     for here in grouped((one.world_size, one) for one in visits).values():
         fitted |= fit_step_times(tuple(here))

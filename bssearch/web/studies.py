@@ -157,7 +157,7 @@ def best_page(asked: PageRequest) -> Answered:
             "disagreements": [one.message for one in found.agreement.disagreements[:MOST_SHOWN]],
             "more": max(0, len(found.agreement.disagreements) - MOST_SHOWN),
             "notes": [
-                (one.study, one.note or f"the answer does not count, because the study is a copy of {one.copy_of}")
+                (one.study, one.note or f"not compared, because the study is a copy of {one.copy_of}")
                 for one in found.answers
                 if one.note is not None or one.copy_of is not None
             ],

@@ -324,7 +324,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSection:
-    """A section of results."""
+    """A plan's results on the page."""
 
     name: str
     title: str
@@ -556,7 +556,7 @@ SPLIT = ResultSection(
 RATES = ResultSection(
     name="rates",
     title="Learning rate at the wanted batch",
-    text="Each rule of thumb scales the tuned configuration; the second table says when each rule holds and breaks. "
+    text="Each rule of thumb scales the tuned configuration; the second table says when each rule holds or breaks. "
     "“bssearch run” measures the best learning rate.",
 )
 TRADE_OFF = ResultSection(
