@@ -57,7 +57,7 @@ class Progress:
 class Crossing:
     """The interval from the last evaluation before the target (miss) to the first evaluation at the target (hit).
 
-    ``steps`` (rounded up) and ``train_seconds`` lie at the same fraction of the interval.
+    ``steps`` (rounded up) and ``train_seconds`` are at the same fraction of the interval.
     """
 
     last_miss_step: int

@@ -222,6 +222,7 @@ class Trial:
         )
 
     def warn(self, sentence: str) -> None:
+        """Add a warning to the trial."""
         self._assignment.warned(sentence)
 
     @property
