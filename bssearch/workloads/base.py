@@ -34,8 +34,8 @@ class TrainingStep:
     """One optimizer step for ``training_step(step)``, which runs forward, backward and update.
 
     ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all pairs.
-    ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates, without
-    gradients. ``number`` counts steps from 0. Autocast is on if the precision requires autocast.
+    ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer; learning rates are set and gradients
+    cleared. ``number`` counts steps from 0. Autocast is on if the precision requires autocast.
 
     ``backward(loss)`` adds the gradient of a scalar loss, scaled for fp16; divide the loss by ``accumulation_steps``
     first. ``update(optimizer)`` unscales fp16 gradients, clips to ``clip_norm`` and steps; ``optimizer.step()`` only
@@ -102,13 +102,13 @@ class Workload(Protocol):
     Optional members:
 
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes. The default is
-      PyTorch's ``default_collate``. A returned mapping or tensor is inputs without targets.
+      PyTorch's ``default_collate``. A returned mapping or tensor holds only inputs.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
       batches, from an ``IterableDataset`` or your ``DataLoader``. ``batch_size`` is the micro-batch size; ``seed``
       changes with the epoch. The first tensor must have ``batch_size`` rows. bssearch drops a smaller last batch.
     * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` has no length.
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
-      list or dict of optimizers, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
+      list or dict of optimizers, at ``configuration.learning_rate``. The schedule multiplies each group's initial rate.
     * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]`` replaces warmup and schedule by
       a pure function from the step (from 0) to the rate's factor. ``horizon_samples`` in ``configuration.parameters``
       still ends the trial.
@@ -117,9 +117,9 @@ class Workload(Protocol):
     * ``tokens_per_sample: int``: predicted tokens per training sample.
     * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
       then returns a `WeightedLoss`, which divides a batch's summed losses by the batch's tokens.
-    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, within train seconds. Draw for
-      all samples at once, on the inputs' device. The trial seeds PyTorch's global generators. Parameters under
-      ``space.augmentation`` are keywords.
+    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, within train seconds. Draw random
+      numbers for all samples at once, on the inputs' device. The trial seeds PyTorch's global generators. Parameters
+      under ``space.augmentation`` are keywords.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
       ``activation_checkpointing``.
 
@@ -393,7 +393,7 @@ class GivenWorkload:
 
 
 def given_workload(workload: Any, folder: Path) -> GivenWorkload:
-    """Name a workload by its file, relative to ``folder`` if inside, or by its module.
+    """Name a workload by its file or module; files inside ``folder`` have relative paths.
 
     An object's attributes give the constructor arguments of equal names. If the arguments do not rebuild an equal
     object, the object itself runs in this process.

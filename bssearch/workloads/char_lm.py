@@ -36,7 +36,7 @@ class CharLM:
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder.
     The default text is the standard library's top-level modules. The text joins the files in the order of their paths,
-    up to ``max_characters``. Windows have ``context`` + 1 characters; with ``lines``, a window also ends with a line.
+    up to ``max_characters``. Windows have ``context`` + 1 characters; if ``lines``, windows also end at line ends.
     At most ``validation_sequences`` windows validate.
     """
 
@@ -59,11 +59,11 @@ class CharLM:
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """A sample's predicted characters; None with ``lines``."""
+        """Predicted characters per sample; None if ``lines``."""
         return None if self.lines else self.context
 
     def load(self, device: torch.device) -> Data:
-        """Set the vocabulary; return int64 tokens (sequences, context) or, with ``lines``, a list of lines."""
+        """Set the vocabulary; return int64 tokens (sequences, context) or, if ``lines``, a list of lines."""
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
         require(
@@ -109,7 +109,7 @@ class CharLM:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor | WeightedLoss:
-        """Return the mean cross-entropy in nats per character or, with ``lines``, a `WeightedLoss`."""
+        """Return the mean cross-entropy in nats per character or, if ``lines``, a `WeightedLoss`."""
         scores, wanted = model(inputs).flatten(0, 1), targets.flatten()
         if not self.lines:
             return functional.cross_entropy(scores, wanted, label_smoothing=label_smoothing)

@@ -95,7 +95,7 @@ class Part:
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def thinned(self, most: int) -> Part:
-        """Return every n-th sample, at most ``most`` samples."""
+        """Return at most ``most`` evenly spaced samples."""
         rows = slice(None, None, -(-len(self) // most))
         return Part(_cut(self.inputs, rows), _cut(self.targets, rows))
 
@@ -199,7 +199,7 @@ class TokenPart(HostPart):
 class Data:
     """Training, validation and test data, as `Part` objects or arguments of `Part.of`.
 
-    Search trials never read ``test``. ``train`` may be None with ``train_batches``.
+    Search trials never read ``test``. ``train`` may be None if ``train_batches`` exists.
 
     Example: ``bssearch.Data(train=bssearch.Part(x, y), validation=bssearch.Part(x2, y2), test=bssearch.Part(x3, y3))``
     """
@@ -215,7 +215,7 @@ def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
 
 
 def pair_of(batch: Any, maker: str) -> Batch:
-    """Return a batch as (inputs, targets); a mapping or lone tensor is inputs only."""
+    """Return a batch as (inputs, targets); a mapping or tensor has no targets (None)."""
     if not isinstance(batch, tuple | list):
         return _as_dict(batch), None
     require(
@@ -248,7 +248,7 @@ TRIED_SAMPLES = 8  # number of samples in a test of collate()
 def check_data(data: object, workload: object = None, *, counts_tokens: bool = False) -> Data:
     """Return the data as three parts.
 
-    ``train`` is a `BatchStream` with ``train_batches``, and a `TokenPart` if ``counts_tokens``.
+    ``train`` is a `TokenPart` if ``counts_tokens``, a `BatchStream` if ``train_batches`` exists.
     """
     train, *others = (_part(data, name, workload) for name in ("train", "validation", "test"))
     return Data(_token_part(train, workload) if counts_tokens else train, *others)

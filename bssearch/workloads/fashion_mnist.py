@@ -221,7 +221,7 @@ class FashionMnist(TenClasses):
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor, *, strength: float | None = None) -> torch.Tensor:
-        """Apply `moved_and_mirrored` to a share ``strength`` of the images, by default to all if ``augment`` is set."""
+        """Apply `moved_and_mirrored` to a share ``strength`` of the images (default: 1 if ``augment``, else 0)."""
         share = float(self._augments) if strength is None else strength
         if share in (0.0, 1.0):
             return moved_and_mirrored(inputs) if share else inputs
@@ -253,8 +253,8 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     checksum = zlib.crc32(labels.tobytes())
     require(
         checksum == _LABELS_CRC32[part],
-        f"{labels_file} has other labels than Fashion-MNIST: the {len(labels)} labels have the CRC-32 "
-        f"{checksum:08x} instead of {_LABELS_CRC32[part]:08x}; MNIST's files have the same names",
+        f"{labels_file} does not have Fashion-MNIST's labels: CRC-32 {checksum:08x}, expected "
+        f"{_LABELS_CRC32[part]:08x}; the file may be MNIST's, whose files have the same names",
         hint=REPLACE,
         error=WorkloadError,
     )

@@ -1,4 +1,4 @@
-"""Fine-tuning on Fashion-MNIST: a network of five classes learns the other five classes from few images.
+"""Fine-tuning on Fashion-MNIST: a network trained on five classes learns five other classes from few images.
 
 All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The frozen old head measures forgetting
 (French 1999, "Catastrophic forgetting in connectionist networks").
@@ -89,8 +89,8 @@ _PRETRAINING_RATE = 3e-3  # AdamW's learning rate, which decays linearly to zero
 class FineTune:
     """Classify five new classes with a network that knows five old classes.
 
-    New classes share ``train_samples`` equally, and give ``accuracy`` and ``loss``. Old classes give ``old_accuracy``
-    and ``forgetting``, the fall of ``old_accuracy`` since pre-training.
+    New classes share ``train_samples`` equally. ``accuracy`` and ``loss`` are over new classes, ``old_accuracy`` over
+    old classes. ``forgetting`` is the fall of ``old_accuracy`` since pre-training.
     """
 
     train_samples: int = 2500

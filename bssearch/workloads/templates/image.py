@@ -1,7 +1,7 @@
 """A workload for bssearch: a network that sorts images into classes.
 
 The file runs as it is; change the places marked YOURS. bssearch does the other work: batches, optimizer, learning rate,
-clock, stopping at the target. bssearch sets the seed: draw from torch's or numpy's global generator, but not in load().
+clock, stopping at the target. bssearch seeds torch's and numpy's global generators: draw from these, but not in load().
 """
 
 from collections.abc import Mapping
