@@ -55,7 +55,7 @@ def plot(answer: Answer) -> Picture:
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Return a data frame of batch sizes, with the time to target and the differing parameters first."""
+    """Return a data frame with a row per batch size; time to target and varied parameters come first."""
     import pandas as pd
 
     from bssearch.exchange.trial_rows import flat_table, with_first

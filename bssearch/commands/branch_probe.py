@@ -63,9 +63,9 @@ class BranchPoint:
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Return the checkpoints in training order; ``at`` overrides the samples in the files.
+    """Return the checkpoints in training order; ``at`` overrides the sample counts in the files.
 
-    Raises `UsageError` if two checkpoints have equal samples, or if the probe needs samples that are unknown.
+    Raises `UsageError` if two sample counts are equal, or if a necessary sample count is unknown.
     """
     require(
         not at or len(at) == len(paths),
@@ -171,7 +171,7 @@ def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
 
 
 def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, rule: LearningRateRule) -> Configuration:
-    """Scale the default configuration to ``batch_size`` by the learning-rate and batch rules."""
+    """Scale the default configuration to ``batch_size`` by ``rule`` and ``space.batch_rules``."""
     default = spec.default_configuration
     factor = learning_rate_factor(rule, batch_size, default.batch_size)
     carried = spec.space.batch_rules.carried(
@@ -255,7 +255,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
             f"`bssearch trial add {spec.name} {schedule_words(found)}`."
         )
     elif rises is not None:
-        yield "The largest batch size that holds falls between two checkpoints, so a growing schedule does not fit."
+        yield "The largest batch size that holds falls between two checkpoints, so bssearch suggests no schedule."
     yield (
         f"Each branch trains on {plan.samples} samples. A branch's end is the mean validation {spec.target.metric} "
         f"over the last quarter. A batch size holds if no branch diverges and the mean end of {repeats} branches is "
@@ -264,7 +264,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Return the batch schedule as arguments of ``bssearch trial add``, from the default's batch size up."""
+    """Return a batch schedule that grows from the default's batch size, as arguments of ``bssearch trial add``."""
     begins = [(0, found[0].plan.batch_sizes[0])]
     for one in found:
         size, samples = one.found.batch_size, one.point.samples
@@ -346,12 +346,14 @@ def branch(
     ],
     octaves: Annotated[int, Option("Largest number of doublings of the default's batch size.", min=1)] = OCTAVES,
     repeats: Annotated[
-        int, Option("Branches at each batch size; each branch has another order of the data.", min=3)
+        int, Option("Number of branches per batch size; each branch shuffles the data differently.", min=3)
     ] = FEWEST_REPEATS,
     at: Annotated[
         list[int] | None,
         Option(
-            "Samples before each checkpoint, if the checkpoint does not record its samples.", min=0, metavar="SAMPLES"
+            "Number of samples before each checkpoint, unless the checkpoint records this number.",
+            min=0,
+            metavar="SAMPLES",
         ),
     ] = None,
     warmup_steps: Annotated[
@@ -391,9 +393,9 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Convert ``tokens`` to samples; raise `UsageError` below ``least`` samples.
+    """Convert ``tokens`` to samples; return ``tokens`` if ``tokens_per_sample`` is None.
 
-    Without ``tokens_per_sample``, return ``tokens``.
+    Raises `UsageError` for fewer than ``least`` samples.
     """
     if tokens_per_sample is None:
         return tokens
@@ -421,7 +423,7 @@ class Branching:
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
-        """Branch at batch sizes B, 2B, 4B, … until a size worsens the metric or does not fit.
+        """Branch at batch sizes B, 2B, 4B, … until a size worsens the metric or exceeds the memory.
 
         Runs only B if the branches at B give no answer. Raises `LaunchError` if B does not fit, and `UsageError` if a
         branch fails or the checkpoint's metric is unknown.
@@ -560,8 +562,8 @@ def notices(
         if rate is not None and (rate > SAME_RATE * default or (rate * SAME_RATE < default and not falls)):
             yield (
                 f"{point.path.name} has learning rate {rate:g}, but the branches at the default batch size use the "
-                f"spec's learning rate {default:g} and schedule; correct the spec to branch at the "
-                "checkpoint's learning rate"
+                f"spec's learning rate {default:g} and schedule; correct default.learning_rate to "
+                "branch at the checkpoint's learning rate"
             )
 
 

@@ -171,7 +171,7 @@ class ShortTrial(Model):
 
 
 class WalkStep(Model):
-    """A question, measured figures by name, and a decision of ``check --walk``."""
+    """A question of ``check --walk``, with measured figures by name and a decision."""
 
     question: str
     figures: dict[str, float | None]
@@ -179,10 +179,10 @@ class WalkStep(Model):
 
 
 class Check(Model):
-    """The result of a check; with ``scales``, of the largest scale.
+    """The result of a check, of the largest scale if the spec has ``scales``.
 
     ``notes`` correct common claims that the spec seems to follow, or name problems of the environment.
-    ``longest_study_s`` and ``likely_study_s`` are the wall seconds of all ``studies`` together.
+    ``longest_study_s`` and ``likely_study_s`` are the wall seconds of all ``studies``.
     """
 
     study: str
@@ -428,7 +428,7 @@ class DefaultRun(Model):
 
 
 class TargetRow(Model):
-    """A possible target, the number of runs that reach the target, and the median time of all runs.
+    """A possible target, the number of runs that reach the target, and the runs' median time to target.
 
     The time is null if at least half of the runs miss the target.
     """
@@ -464,8 +464,8 @@ def advise_target(
 ) -> Advice:
     """Run the default configuration ``runs`` times to the time limit of a trial, and propose a target.
 
-    The proposal is the median best metric, eased by ``margin`` and rounded to the easier side. ``margin`` has the unit
-    of the metric. ``on_run`` receives each run. The database stores no run.
+    The proposal is the median best metric, eased by ``margin`` (in the metric's unit) and rounded to the easier side.
+    ``on_run`` receives each run. The database stores no run.
 
     Raises `UsageError` for wrong ``runs`` or ``margin``, and `LaunchError` if the default does not train. Other errors
     are as in `bssearch.run_study`.
@@ -615,7 +615,7 @@ def most_finalists(spec: StudySpec) -> int:
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Return a full trial's wall seconds: ``limit`` train seconds, plus the evaluations if timed."""
+    """Return a full trial's wall seconds: ``limit`` train seconds, plus evaluation seconds if measured."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one evaluation before the first step
@@ -625,7 +625,7 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
     """Return the maximum wall seconds of the search, and of all later runs.
 
-    ``trial`` is the wall seconds of a full trial; the default includes `EVALUATION_SHARE` for evaluation.
+    ``trial`` is the wall seconds of a full trial; if None, evaluations take the share `EVALUATION_SHARE`.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots

@@ -47,7 +47,7 @@ BAR = 20  # characters
 def seconds_left(history: History) -> float:
     """Return the expected wall seconds until the answer is final.
 
-    Until two search trials have ended, the estimate comes from the time limit of a trial.
+    Until two search trials have ended, the estimate comes from a trial's time limit.
     """
     ended = sorted(
         (one.ended_at.timestamp(), one.outcome.wall_seconds, one.state)

@@ -339,7 +339,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
     """Return the spec with the given workload, or raise `UsageError` if the workload does not fit the spec.
 
-    With ``keeps_name``, a spec that names a workload stays unchanged.
+    If ``keeps_name``, a spec that names a workload stays unchanged.
     """
     if given is None:
         if launch.make_executor is None:
@@ -545,7 +545,7 @@ def _refuse_imported(spec: StudySpec) -> None:
     require(
         not spec.is_imported,
         f"study {spec.name!r} was imported from another program and has no workload",
-        hint=f"write a spec for the runs with `bssearch export {spec.name} --to spec`, or import more runs",
+        hint=f"write a spec with `bssearch export {spec.name} --to spec`, or import more runs",
     )
 
 

@@ -119,8 +119,8 @@ def _about_the_learning_rate(spec: StudySpec, found: WorkloadDescription) -> Ite
         begins = "the first step has the full learning rate" if spec.is_program else "space.warmup_epochs = 0"
         yield (
             "no_warmup",
-            f"{begins}, but {reaches}; search a warmup, for example of 0 to 1 epochs, because guides recommend warmup "
-            f"from {WARMUP_RATIO} × the default on",
+            f"{begins}, but {reaches}; search a warmup, for example 0 to 1 epochs, because guides recommend warmup "
+            f"at {WARMUP_RATIO} × the default or more",
         )
     micro, steps = _most_micro_batches(spec)
     if steps > 1 and len(rates) == 1 and len(spec.batch_sizes) > 1:
@@ -142,11 +142,11 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]
         most, middle = usual / FINE_TUNING_FACTOR, math.sqrt(rates[0] * rates[-1]) * optimizer.learning_rate_scale
-        bound = f"{most:g}, a tenth of the usual {usual:g} for {optimizer.name} from scratch"
+        bound = f"{most:g}, a tenth of {optimizer.name}'s usual {usual:g} for training from scratch"
         if middle > most:
             yield (
                 "fine_tuning_learning_rate",
-                f"the middle learning rate for {optimizer.name}, {middle:.3g}, is above {bound}; lower "
+                f"the middle of {optimizer.name}'s learning rates, {middle:.3g}, is above {bound}; lower "
                 "space.learning_rate to keep the pretrained weights",
             )
         if spec.default_configuration.optimizer == optimizer.name and default > most:

@@ -33,7 +33,7 @@ from bssearch.storage.repository import Store, open_store
 
 
 class BeyondRequest(Request):
-    """A request for a prediction from a study's curves."""
+    """The options of `plan_beyond`."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A target that is harder than the study's target.")] = None
@@ -86,14 +86,14 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
 
 
 class LargerRequest(Request):
-    """A request to plan a run that is too large to search."""
+    """The options of `plan_larger`."""
 
     studies: Annotated[
         Annotated[list[Name], Field(min_length=1)],
         Option("Studies of several scales: NAME of a spec with scales, STUDY, or STUDY:PARAMETERS:SAMPLES."),
     ]
-    parameters: Annotated[Parameters, Option("Parameters of the planned model, such as 7B.", metavar="N")]
-    samples: Annotated[Positive, Option("Samples of the planned training.", unit="samples")]
+    parameters: Annotated[Parameters, Option("Planned number of model parameters, such as 7B.", metavar="N")]
+    samples: Annotated[Positive, Option("Number of samples to train on.", unit="samples")]
     step_times: Annotated[
         Annotated[Path, Field(strict=False)] | None,
         Option("A CSV with batch_size and step_seconds of the planned model."),
@@ -147,7 +147,7 @@ def _branches(store: Store, given: str) -> Iterator[LocalBatch]:
 
 
 def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
-    """Yield each study with its scale, but skip studies that have only branches.
+    """Yield each study with its scale; skip studies that ran only ``probe branch``.
 
     Raises `UsageError` if a scale is unknown.
     """
@@ -170,10 +170,10 @@ def scales_of(store: Store, given: str) -> Iterator[tuple[str, Scale]]:
 
 
 class ScaleNumbers(Request):
-    """The parameters and samples of a study's scale."""
+    """A study's numbers of model parameters and training samples."""
 
-    parameters: Annotated[Parameters, Option("Parameters of the study's model.")]
-    samples: Annotated[Positive, Option("Samples of the study's training.")]
+    parameters: Annotated[Parameters, Option("The study's number of model parameters.")]
+    samples: Annotated[Positive, Option("The study's number of training samples.")]
 
 
 # Parts of a question that may follow the scale
@@ -205,7 +205,7 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
-    """Yield the `JUDGED` verdicts of stored audits; yield no verdict if the default database is missing."""
+    """Yield the rules that stored audits judged; yield no rule if the default database is missing."""
     usual = database_url()
     file = sqlite_file(parse_url(usual))
     if db in (None, usual) and file is not None and not file.exists():

@@ -160,7 +160,7 @@ def step_time(
     *,
     seconds: Annotated[float, Option("Maximum seconds of timing per batch size.", min=0.1)] = SECONDS_LIMIT,
 ) -> ProbeReport:
-    """Time optimizer steps at every batch size, alone on the device.
+    """Time optimizer steps at every batch size, one size at a time.
 
     Also fit a line: step seconds = α + β × batch size.
     """
@@ -284,7 +284,7 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that fits, each size in its own process."""
+    """Find the largest micro-batch that fits; each size gets its own process."""
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(
@@ -319,7 +319,7 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
             f"a sample (largest error {percent(found.fit.largest_residual, 1)})."
         )
     if is_cpu:
-        yield "The peak is the resident memory of the process with all libraries; --limit-gib limits the data segment."
+        yield "The peak is the process's resident memory, including all libraries; --limit-gib limits the data segment."
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:

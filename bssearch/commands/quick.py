@@ -303,7 +303,7 @@ def caveats(
         (
             "one_batch_size",
             len(sizes) < 2,
-            "fewer than two batch sizes reached the compared target, and "
+            "fewer than two batch sizes reached the answer's target, and "
             + ("the noise scale is unknown" if noise_scale is None else rests)
             + "; raise --seconds for more runs",
         ),
@@ -363,7 +363,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
     default = required(
         ended_run(history, spec.default_configuration),
         f"no run of the default configuration of study {spec.name!r} has a result",
-        hint=f"see how the runs ended with `bssearch trial list {spec.name}`",
+        hint=f"`bssearch trial list {spec.name}` shows how the runs ended",
     )
     target = comparable_target(study, default, plan)
     noise, warnings = _noise_scale(study, plan)
@@ -400,7 +400,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Return the range that spans the default, its linear scaling, and ``rate`` × and ÷ `RATE_STEP`."""
+    """Return the learning-rate range that spans the default, its linear scaling, and ``rate`` × and ÷ `RATE_STEP`."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 

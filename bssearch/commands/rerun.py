@@ -139,11 +139,11 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
     """Train a stored trial again, and compare the runs without storing them.
 
     A rerun takes one slot, and stops at the time limit of the study or the trial, whichever is longer. A rerun of a
-    stopped trial stops at the trial's last evaluation. Set ``launch.workload`` if this machine does not know the
-    workload.
+    stopped trial stops at the trial's last evaluation. Set ``launch.workload`` if you have not run the code on
+    this machine.
 
-    Raises `UsageError` if ``runs`` < 1, if the trial cannot run again, or if this machine does not know the code or the
-    cluster. Other errors are as in `run_study`.
+    Raises `UsageError` if ``runs`` < 1, if the trial cannot run again, or if you have not run the study with
+    this code, cluster and OptunaHub package on this machine. Other errors are as in `run_study`.
 
     Example: ``print(bssearch.rerun("digits", 12, runs=2))``
     """
@@ -343,7 +343,7 @@ def _notes(stored: Stored) -> Iterator[str]:
     yield f"code: {', '.join(filter(None, code))}{dirty}" + (
         ""
         if stored.spec.workload in SHIPPED
-        else "; run the command in the workload's folder, and add --workload if this machine does not know this version"
+        else "; run the command in the workload's folder, with --workload unless you ran this version on this machine"
     )
     device = environment.device_name + (f" ({uuid})" if (uuid := stored.outcome.device_uuid) else "")
     yield (

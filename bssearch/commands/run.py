@@ -49,9 +49,9 @@ def run_study(
 ) -> Answer:
     """Run or resume a study and return the answer.
 
-    Several processes and machines may run one study. With ``scales``, the answer comes from the study of the
-    largest scale. ``from_quick`` starts the search from a quick answer, and makes a missing quick answer first.
-    ``from_study`` names a study whose best configuration and missing runs become a new study's first trials.
+    Several processes and machines may run one study. If the spec has ``scales``, the answer concerns the largest
+    scale. ``from_quick`` starts the search from a quick answer, and makes a missing quick answer first. A new study
+    starts with ``from_study``'s best configuration and the runs that its answer lacks.
 
     Raises any `BSSearchError`, such as `TargetNotReachedError` if no trial reached the target.
 
@@ -84,7 +84,7 @@ def run_study(
 
 
 def begin_with(study: OpenStudy, source: str) -> None:
-    """Queue the best configuration and the missing runs of study ``source``, unless ``study`` has trials.
+    """Queue ``source``'s best configuration and the runs that its answer lacks, unless ``study`` has trials.
 
     Leaves out configurations outside the space.
     """
@@ -121,7 +121,7 @@ def run_opened(study: OpenStudy) -> Answer:
 
 
 def add_devices(study: OpenStudy) -> None:
-    """Time batch sizes on each count of ``executor.devices`` after the first, and run the sizes of the Pareto front."""
+    """Time batch sizes on each later device count in ``executor.devices``, and run the sizes of the Pareto front."""
     further = study.spec.executor.devices[1:]
     if not further:
         return
@@ -161,7 +161,7 @@ def grow(study: OpenStudy) -> None:
             ", because no batch size is tuned, or no schedule changes the batch size within a trial's limit; raise "
             f"budget.trial_train_seconds = {budget.trial_train_seconds:g}, or run a new study with larger batch sizes"
             if budget.schedule_trials
-            else "; raise budget.schedule_trials = 0"
+            else "; set budget.schedule_trials > 0"
         )
         study.listener.note(f"space.batch_schedule led to no trial{remedy}")
 
@@ -266,7 +266,7 @@ def audit_study(
     Args:
         runs: runs per configuration (default: ``confirm.runs``; up to ``confirm.max_runs`` while undecided).
         train_seconds: budget, after which no run starts (default: `FULL_TRIALS` full trials).
-        run: if False, or if the study is imported, judge stored runs only.
+        run: if False, or if the study is imported, judge only stored runs.
 
     Raises `UsageError` for wrong ``runs`` or ``train_seconds``. Other errors are as in `run_study`.
 
@@ -375,7 +375,7 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimal and the largest batch size that fit in one micro-batch, with and without accumulation."""
+    """Time two batch sizes that fit in one micro-batch, the optimal and the largest, with and without accumulation."""
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.is_whole]

@@ -88,8 +88,8 @@ class Study:
     def ask(self) -> Trial | None:
         """Return the next trial, with all random generators seeded, or None once the study has ended.
 
-        The first trials may only time the loop. Train these trials until ``trial.should_stop``, too. Raises
-        `UsageError` unless `tell` has ended the last trial. Raises any error that ends the study.
+        Trials that only time the loop can come first. Train these trials until ``trial.should_stop``, too. Raises
+        any error that ends the study, and `UsageError` unless `tell` has ended the last trial.
         """
         require(self._asked is None, "call tell() before ask(), because only one trial runs at a time")
         piece = self._search.next_piece()
@@ -101,7 +101,7 @@ class Study:
         return piece.begin()
 
     def tell(self, trial: Trial, error: BaseException | None = None) -> None:
-        """Report a trial's end, or its ``error``; raise `UsageError` unless `ask` returned this trial last."""
+        """Report a trial's end, or its ``error``; raise `UsageError` unless this is the running trial from `ask`."""
         if self._asked is None or self._asked.trial is not trial:
             raise UsageError(
                 "tell() got a trial that has ended, or that ask() did not return last; call tell() once for each trial"

@@ -1,4 +1,4 @@
-"""The number of devices of a step time, and the phase of trials on several devices."""
+"""Adds the number of devices to measurements, and a phase for trials on several devices."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 
 
 def study_rows(store: Store, studies: Iterable[StudySummary], *, archived: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the rows of ``study list --format json``, the oldest study first.
+    """Yield the rows of ``study list --format json`` in the order of ``studies``.
 
     Skips archived studies unless ``archived``, and closes the store.
     """
@@ -302,7 +302,7 @@ class Agreement(Agreed):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Compare findings of equal questions in pairs; needs at least one finding."""
+    """Compare answers to equal questions in pairs; needs at least one answer."""
     named = labelled(without_copies(found))
     asked = grouped((tuple(one.question.in_words.values()), (label, one)) for label, one in named)
     questions = [_of_one_question(named) for named in asked.values()]

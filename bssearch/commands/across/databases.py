@@ -30,7 +30,7 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
     """Return the store and name of the given study, or of the only study.
 
-    With one store, the name is unchecked. With several stores, exactly one store must have the study.
+    Checks the name if there are several stores: exactly one store must have the study.
     """
     if given is None:
         return _only_study(stores)

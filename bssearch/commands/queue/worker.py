@@ -129,7 +129,7 @@ class End:
 
 
 class Meter(Listener):
-    """Counts a shift's slot seconds, with one slot while no trial runs."""
+    """Counts a shift's slot seconds; while no trial runs, counts one slot."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
@@ -254,7 +254,7 @@ def run_worker(
 ) -> None:
     """Serve the queue with a file's templates until SIGTERM or Ctrl-C, which pause or stop trials.
 
-    With ``serving.until_empty``, also ends if the queue has no study that this worker can serve soon. Serves one study
+    If ``serving.until_empty``, also ends when the queue has no study that this worker can serve soon. Serves one study
     at a time, by priority, then by age. Raises `SpecError` or `NotFoundError` for an unusable file, and `DatabaseError`
     if the database is not writable at the start.
 
