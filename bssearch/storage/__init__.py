@@ -1,1 +1,1 @@
-"""All SQL of bssearch: tables, migrations and the store."""
+"""SQL of bssearch's own database: tables, migrations and the store."""

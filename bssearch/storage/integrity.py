@@ -88,7 +88,7 @@ _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC
 
 
 class Kind(StrEnum):
-    """The kinds of rows. Rows refer only to rows of the same or an earlier kind."""
+    """Rows refer only to rows of the same or an earlier kind."""
 
     ENVIRONMENT = "environment"
     STUDY = "study"

@@ -299,7 +299,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """A database's schema revision, or None without bssearch tables."""
+    """A database's schema revision; None if bssearch's tables are missing."""
     if isinstance(database, Engine):
         return _current(database)
     with opened_engine(database, write=False) as engine:

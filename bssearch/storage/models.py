@@ -394,7 +394,7 @@ def column(name: str, kind: Any, *further: SchemaItem, **options: Any) -> Column
 
 
 def table(name: str, *parts: SchemaItem, holds: Sequence[type] = (), without: str | None = None) -> Table:
-    """Make a table of ``parts``, with a column for each other field of the records ``holds``."""
+    """Make a table of ``parts`` plus a column for each remaining field of the records ``holds``."""
     own = {part.name: part for part in parts if isinstance(part, Column)}
     kinds = {field: kind for record in holds for field, kind in column_types(record, without=without).items()}
     further = (column(field, kind) for field, kind in kinds.items() if field not in own)

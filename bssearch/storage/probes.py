@@ -140,9 +140,9 @@ class ProbeStore(StorePart):
     def timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
-        """The trials with ``steps_x_step_time_s`` from the step times of all visits.
+        """The trials, with ``steps_x_step_time_s`` computed from all visits' step times.
 
-        Trials of another model keep the stored value.
+        Trials without a measured step time keep the stored value.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)

@@ -247,7 +247,7 @@ class QueueStore(StorePart):
 
     @inside(Database.writing)
     def begin_shift(self, connection: Connection, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Start a worker's shift and return the submission to serve, or None."""
+        """Start a worker's shift. Return the submission, or None if no eligible submission waits."""
         _lock(connection)
         serving = connection.scalar(select(WORKER_ROWS.c.serving).where(WORKER_ROWS.c.name == worker))
         waiting = {one.name: one for one in _waiting(connection)}
@@ -267,7 +267,7 @@ class QueueStore(StorePart):
     def renew_shift(self, connection: Connection, worker: str, eligible: Collection[str], used: float) -> bool:
         """Add ``used`` slot seconds to a worker's submission.
 
-        Returns False if the submission no longer waits, was submitted again, or is no longer first.
+        Returns False if the submission was resubmitted, or is no longer the first eligible waiting submission.
         """
         name = _add_served(connection, worker, used)
         first = _first(_waiting(connection), eligible)
@@ -337,7 +337,7 @@ def _submission(connection: Connection, name: str) -> Submission:
         names = connection.scalars(select(SUBMISSION_ROWS.c.name).order_by(SUBMISSION_ROWS.c.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"no submission {name!r}",
-            hint=f"choose from the latest: {', '.join(names)}"
+            hint=f"choose from the latest submissions: {', '.join(names)}"
             if names
             else "submit a study with `bssearch queue submit`",
         )

@@ -74,7 +74,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study to a file, without running trials, and return the running trials' numbers."""
+        """Write a study to a file, except running trials, and return the running trials' numbers."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
@@ -82,7 +82,7 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read the named studies without running trials. If ``names`` is None, read all studies that are not archived.
+        """Read the named studies, except running trials. If ``names`` is None, read all unarchived studies.
 
         ``source`` names the database in messages.
         """
@@ -97,9 +97,9 @@ class Transfer(StorePart):
     def join(
         self, connection: Connection, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False
     ) -> list[Joined]:
-        """Insert missing rows, and replace open or lost trials that ended in a copy. Return the counts.
+        """Insert missing rows, and replace open or lost trials by a copy's ended trials. Return the counts.
 
-        ``name`` renames the first study if new. ``dry_run`` undoes all changes.
+        ``name`` renames a new first study. ``dry_run`` undoes all changes.
         """
         from bssearch.storage.transfer.study_copy import join
 

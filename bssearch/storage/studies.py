@@ -169,7 +169,7 @@ class StudyStore(StorePart):
 
     @writes
     def update_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> None:
-        """Replace a study's spec. The caller checks that the question is unchanged."""
+        """Replace a study's spec. The caller checks that the spec hash is unchanged."""
         connection.execute(update(STUDY_ROWS).where(STUDY_ROWS.c.id == study_id).values(spec=dict(spec)))
 
     @writes
@@ -206,7 +206,7 @@ class FindingStore(StorePart):
     ) -> None:
         """Store a study's answer in place of an earlier answer.
 
-        Read ``stamp`` before computing ``answer``. If ``is_news``, drivers read the answer like a new probe.
+        Read ``stamp`` before computing ``answer``. If ``is_news``, drivers reload the study as after a new probe.
         """
         fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
         if not insert_if_absent(connection, FINDING_ROWS, {"study_id": study_id, **fields}):

@@ -232,7 +232,7 @@ class TrialStore(StorePart):
         numbers: Collection[int] | None = None,
         state: TrialState = TrialState.PRUNED,
     ) -> list[int]:
-        """End paused trials, by default all, in ``state``. Return the numbers of the ended trials."""
+        """End paused trials (by default all) as ``state``. Return the numbers of the ended trials."""
         settled = update(TRIAL_ROWS).where(TRIAL_ROWS.c.study_id == study_id, TRIAL_ROWS.c.state == TrialState.PAUSED)
         if numbers is not None:
             settled = settled.where(TRIAL_ROWS.c.number.in_(numbers))

@@ -138,9 +138,9 @@ class BatchAdvice:
 class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and reports the steps that other batch sizes save.
 
-    In some steps, hooks measure the gradient norms of micro-batches, or of DistributedDataParallel's ranks, and of the
-    sum. If a step has one micro-batch, a second backward pass takes the gradient of half the output's rows. All samples
-    must then have equally many rows.
+    In some steps, hooks measure the norms of each micro-batch's (or DistributedDataParallel rank's) gradient and of the
+    summed gradient. If a step has one micro-batch, a second backward pass takes the gradient of half the output's rows.
+    All samples must then have equally many rows.
 
     ::
 
@@ -157,7 +157,7 @@ class BatchAdvisor:
         optimizer: One or several optimizers. With Adam, the noise scale describes Adam's updates.
         dataset_size: Number of training samples.
         micro_batches: Backward passes per step, summed over all ranks. The advisor skips steps with more or fewer
-            passes. With ``weights``, the number of weighted micro-batches counts instead.
+            passes. If ``weights`` is given, the length of its result counts instead.
         weights: Function that returns each sample's weight, such as tokens, for each of this rank's micro-batches. The
             noise scale then counts weights instead of samples. Divide the summed loss by the step's total weight.
         aside: Function that returns a context manager for the second backward passes.
@@ -360,7 +360,7 @@ class _Halves:
         if self.splits == 1 and not self._is_checked:
             self._is_checked = True
             if self._missed > FARTHEST_SUM**2 * self._whole:
-                self.problem = "the loss does not depend on the model's last output alone"
+                self.problem = "the loss depends on more than the model's last output"
         self._hooks, self.first, self._second = [], {}, {}
 
     def parts(self, parameter: nn.Parameter, gradient: torch.Tensor) -> list[torch.Tensor]:
@@ -487,7 +487,7 @@ class _StepNorms:
         if count == 1 and not halves.was_open:
             return "a step had one micro-batch; keep training, so that the advisor can split another micro-batch"
         if count == 1:
-            problem = halves.problem or "no output of the model has equally many rows for each of two or more samples"
+            problem = halves.problem or "the micro-batch has one sample, or no output has equally many rows per sample"
             return f"a step had one micro-batch: {problem}; train with at least two micro-batches per step"
         if halves.splits and not is_split:
             return f"a step had {count} backward passes instead of one; keep training"

@@ -56,7 +56,7 @@ Epochs = Generator[torch.Tensor, None, None]
 
 
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
-    """Move the data for training, and return the data with the training part's placement.
+    """Move the data for training. Return the data and the training part's placement.
 
     The validation and test parts always move to the device. ``memory_bytes`` is the device's usable memory, by default
     all device memory.
@@ -82,7 +82,7 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 
 
 def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
-    """Yield micro-batches as (inputs, targets) on the device without end, from ``growth``'s position on.
+    """Endlessly yield micro-batches on the device, as (inputs, targets), from ``growth``'s position on.
 
     The caller counts each step with `Growth.stepped`. An epoch drops its incomplete last batch; an epoch of a
     `BatchStream` drops only an incomplete micro-batch. Ranks share each step's micro-batches.
@@ -141,7 +141,7 @@ class TokenBatches:
         self._generator = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> Iterator[TokenStep]:
-        """Yield the next epoch's steps, without an incomplete last step."""
+        """Yield the next epoch's complete steps."""
         step: TokenStep = []
         has_stepped = False
         for rows in torch.split(torch.randperm(len(self.lengths), generator=self._generator), self._pool):
@@ -243,7 +243,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device) -> Literal["forkserver"] | None:
-    """Return ``forkserver`` on CUDA if plain tensors fit twice into free shared memory, else None (the default)."""
+    """Return ``forkserver`` on CUDA if plain tensors fit twice into free shared memory, else None (default)."""
     # A fork copies the locks of CUDA's threads and may hang; forkserver cannot pickle user classes.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -406,8 +406,9 @@ class Growth:
         for stage in self.stages:
             require(
                 train_samples is not None or stage.micro_batch_size == self.stages[0].micro_batch_size,
-                f"micro-batches of batch {stage.batch_size} have {plural(stage.micro_batch_size, 'sample')}; keep "
-                f"{plural(self.stages[0].micro_batch_size, 'sample')}, because the workload makes its own batches",
+                f"batch {stage.batch_size} has micro-batches of {plural(stage.micro_batch_size, 'sample')}; keep "
+                f"micro-batches of {plural(self.stages[0].micro_batch_size, 'sample')}, because the workload makes its "
+                "own batches",
                 error=WorkloadError,
             )
             require(

@@ -201,7 +201,7 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe the CPU use of other programs, or return None if too small to slow the trial."""
+    """Describe the CPU use of other programs; return None if this use cannot slow the trial."""
     used = after.less(before)
     if used.wall <= 0:
         return None

@@ -64,7 +64,7 @@ class Ending:
 
 @dataclass(slots=True)
 class CourseProgress:
-    """A trial's last observation, best metric, memory peaks in bytes and warnings, which pauses keep.
+    """Values that a pause keeps: last observation, best metric, memory peaks in bytes, and warnings.
 
     ``crossing`` and ``reached`` describe the crossing of the target, if any.
     """
@@ -97,7 +97,7 @@ class CourseProgress:
 
 @dataclass(slots=True)
 class Approach:
-    """Follows a metric from ``first`` toward the target."""
+    """Follows a metric from its value ``first`` toward the target."""
 
     target: Target
     first: float | None = None
@@ -195,7 +195,7 @@ class Course:
             return None
         return Ending(
             TrialState.DIVERGED,
-            f"{target.metric} = {best:.4g} at best is no better than chance ({chance:.4g}) "
+            f"the best {target.metric} = {best:.4g} is no better than chance ({chance:.4g}) "
             f"after half of the limit of {self._plan.train_seconds_limit:.4g} train seconds: {where}",
         )
 

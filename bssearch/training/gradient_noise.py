@@ -50,7 +50,7 @@ PASSES_AT_ONCE = 2 * FEWEST_PASSES  # most passes after one evaluation, so that 
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Return the samples of a small batch, or 0 if the training part is too small."""
+    """Return a small batch's size in samples, or 0 if the training part is too small."""
     # ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long
     # passes an eighth.
     micro = configuration.micro_batch_size
@@ -67,7 +67,7 @@ class GradientPasses:
         self.generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Return the samples, or tokens with padding, of one small batch.
+        """Return a small batch's size in samples, or in tokens with padding.
 
         Returns 0 if the training part is too small.
         """
@@ -172,7 +172,7 @@ class NoiseMeter:
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
         """Measure passes if the metric is near the target and the budget allows.
 
-        Measurements end after the first success, or when memory runs out.
+        Measurements end when the target is first met or memory runs out.
         """
         self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
@@ -388,7 +388,7 @@ def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
     hint = "name another batch_schedule, or train with a constant batch"
     require(
         trainer.has_noise,
-        f"{needs} loss() on random training samples, without training_step() and train_batches()",
+        f"{needs} a workload that has loss(), but neither training_step() nor train_batches()",
         hint=hint,
         error=WorkloadError,
     )

@@ -2,7 +2,7 @@
 
 * target met at an evaluation                     → `REACHED`
 * train seconds past the request's limit          → the request's ``limit_state``
-* ``stop``, called at every step, gave a state   → this state, `PAUSED` only if saved
+* ``stop`` returned a state                       → this state; `PRUNED` if a pause cannot be saved
 * schedule's horizon or branch ended              → another evaluation, then `EXHAUSTED`
 * loss not finite; metric not finite or too large → `DIVERGED`
 * metric at chance for half of the full limit     → `DIVERGED`
@@ -386,6 +386,6 @@ def tokens_per_sample(workload: Workload) -> int | None:
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Return the number of batch norm layers that use batch statistics, without frozen layers."""
+    """Return the number of batch norm layers that use batch statistics."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return sum(norm.training or norm.running_mean is None for norm in norms)

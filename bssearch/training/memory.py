@@ -121,7 +121,7 @@ class ResidentMemoryMeter:
 
 
 class SampledMemoryMeter(ResidentMemoryMeter):
-    """Measures the resident set's growth by a sample every `SAMPLING_SECONDS`."""
+    """Measures the resident set's growth by sampling every `SAMPLING_SECONDS`."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
 

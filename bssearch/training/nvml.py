@@ -172,7 +172,7 @@ def _name(pid: int) -> str | None:
 class DeviceMeter:
     """Reads a device's clock, slowdowns and energy over a trial.
 
-    Call `sample` at evaluations, while the device is warm. The energy includes the devices ``others``.
+    Call `sample` at evaluations, while the device is warm. The energy is summed over the device and ``others``.
     """
 
     def __init__(

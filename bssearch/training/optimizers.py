@@ -152,7 +152,7 @@ KEYWORDS = {
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
     """Build the optimizer of a model's trainable parameters, at the peak learning rate.
 
-    ``fused`` requests the fused kernel of optimizers that have a fused version on every device.
+    ``fused`` selects the fused kernel if PyTorch fuses the optimizer on CPUs and GPUs.
     """
     given = configuration.parameters
     options: dict[str, Any] = {

@@ -65,10 +65,10 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Measure the median seconds of a step (with a 95 % interval), an update and an evaluation.
 
-    With ``trial_train_seconds``, steps run between evaluations, which leave caches cold, except in the second timing
-    at a GPU's power limit. At least six short runs repeat until the interval is within ``precision`` or the runs take
-    ``seconds_limit``. The limit extends if fewer than six runs had a core at full pace; otherwise, runs on a slow core
-    do not count. Running out of memory is a result, not an error.
+    If ``trial_train_seconds`` is given, evaluations interrupt the steps, as in a trial. At a GPU's power limit, steps
+    are timed again, without evaluations. At least six short runs repeat until the interval is within ``precision`` or
+    the runs take ``seconds_limit``. The limit extends if fewer than six runs had a core at full pace; otherwise, runs
+    on a slow core do not count. Running out of memory is a result, not an error.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -173,7 +173,7 @@ class WorkTiming:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> WorkTiming:
-    """Return the timing of at least six runs, without runs on a slow core if six other runs remain."""
+    """Return the timing of at least six runs. Omit runs on a slow core if six other runs remain."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -335,7 +335,7 @@ def measure_memory(
 
 
 def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Return a device's memory in bytes without the reserve, or None on a CPU without a limit."""
+    """Return a device's memory in bytes minus a reserve, or None on a CPU without a limit."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))

@@ -647,7 +647,7 @@ def warm_up(
 ) -> None:
     """Run each batch size of a trial on a throw-away model, before the trial's train seconds start.
 
-    The warm-up evaluates once, and takes two steps per batch size on the trial's rows. On one device, if only the
+    The warm-up evaluates once, and takes two steps per batch size on the trial's samples. On one device, if only the
     compiled model fails, the warm-up gives up compilation. The call changes the global random state.
     """
     try:

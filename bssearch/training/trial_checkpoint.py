@@ -424,17 +424,17 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """Return a branch's schedule, which follows the run's schedule at ``batch_size``.
+    """Return a branch's part of the run's schedule.
 
-    If the position is unknown, a constant schedule without a horizon starts after the warmup. Other schedules then
-    raise `UsageError`.
+    If the checkpoint's position is unknown, a constant schedule without a horizon starts after the warmup. Other
+    schedules then raise `UsageError`.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
             raise UsageError(
                 f"checkpoint {branch.checkpoint} has neither step nor samples, but the learning rate depends on the "
                 "position",
-                hint="pass the samples before each checkpoint with --at",
+                hint="pass the number of samples before each checkpoint with --at",
             )
         offset = run.warmup_steps
     else:
@@ -452,7 +452,7 @@ MODEL_HINT = "choose a checkpoint of the study's model, or let build_model() bui
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model. ``saved`` may have buffers that the state_dict lacks."""
+    """Copy saved weights into a model. ``saved`` may have buffers that the model's state_dict lacks."""
     own = model.state_dict()
     for name, value in own.items():
         if not isinstance(value, torch.Tensor):

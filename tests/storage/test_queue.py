@@ -176,7 +176,7 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
         store.queue.set_state("one", SubmissionState.WAITING, "")
     with pytest.raises(NotFoundError, match="no submission 'other'") as caught:
         store.queue.submission("other")
-    assert caught.value.hint == "choose from the latest: one"
+    assert caught.value.hint == "choose from the latest submissions: one"
 
 
 @pytest.mark.usefixtures("worker")

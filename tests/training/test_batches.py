@@ -470,7 +470,7 @@ def test_it_grows_with_the_noise_scale_as_far_as_its_share_goes() -> None:
             lambda: Run(request(by_noise(2, 4)), data=toy_data(train_samples=6)),
             "the gradient noise scale, which needs at least 8 training samples; the workload has 6",
         ),
-        (lambda: Growth(grows((0, 20), (60, 40)), None), "keep 20"),
+        (lambda: Growth(grows((0, 20), (60, 40)), None), "keep micro-batches of 20"),
     ],
 )
 def test_impossible_growth_is_refused(begin: Callable[[], object], said: str) -> None:

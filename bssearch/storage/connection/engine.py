@@ -256,7 +256,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
     said = getattr(getattr(error, "orig", None), "diag", None)
     if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
         return DatabaseError(
-            f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask an allowed login to make this change"
+            f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of these users to make this change"
         )
     if owned := re.search(r"must be owner of (\w+ \S+)", cause):
         return DatabaseError(
@@ -307,9 +307,9 @@ _SMALLEST_PAGE = 512
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
-    """Make an engine without a connection.
+    """Make an engine without connecting.
 
-    Unless ``write``, a SQLite file must exist.
+    If ``write`` is False, a SQLite file must exist.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -556,7 +556,7 @@ def _to_json(value: Any) -> str:
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON. Raises `ValueError` if invalid, or for NaN, infinities, overlong integers and bad Unicode."""
+    """Parse stored JSON. Raises `ValueError` for invalid JSON, NaN, infinities, overlong integers and bad Unicode."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = _DECODER.decode(text)
@@ -584,7 +584,7 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constan
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
-    """Copy a whole database with its log, or raise `DatabaseError` and leave no copy."""
+    """Copy a database, including its write-ahead log, or raise `DatabaseError` and leave no copy."""
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:

@@ -216,7 +216,7 @@ class Joined:
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert missing rows, replace open or lost trials that ended in the copy, and return the counts."""
+    """Insert missing rows, replace open or lost trials by the copy's ended trials, and return the counts."""
     check_study(copy)
     study_id = _known(connection, copy)
     is_new = study_id is None
@@ -475,7 +475,7 @@ def _moment(value: datetime) -> str:
 
 
 def read_study(path: Path) -> Copy:
-    """Read a study's file. Raises `NotFoundError` for a missing file, and `UsageError` with an invalid line."""
+    """Read a study's file. Raises `NotFoundError` for a missing file, and `UsageError` for an invalid file."""
     copy, digest, last = Copy(str(path)), hashlib.sha256(), ""
     for place, line in _lines_of(path):
         try:
