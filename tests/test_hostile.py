@@ -130,7 +130,7 @@ def test_a_mutation_changes_a_text() -> None:
             ),
             "more than 20,000 values",
         ),
-        ("a: &a [*a]", "contains itself"),
+        ("a: &a [*a]", "contains its own alias"),
         ("? [a, b]\n: 1", "a key must be a string"),
         ("a: !!int x", "'x' is not of type int"),
         ("a: !!python/object:os.system {}", "unknown tag"),

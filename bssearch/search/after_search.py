@@ -1,7 +1,8 @@
 """Plan runs after the search: batch schedules, finalists trained past the target, and runs on more devices.
 
-After fixed schedules, Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. The other
-parameters are the best trial's at the starting batch size; for Seesaw or without a success, the best constant batch's.
+After the schedules of `FIRST`, Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. Other
+parameters are the best trial's at the starting batch size; for Seesaw, or if no trial succeeded there, they are the
+best constant batch's.
 """
 
 import itertools
@@ -68,7 +69,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return the next configuration and its coordinates; None if no new schedule grows within a trial's limit."""
+    """Return the next configuration and its coordinates; None if no new schedule grows within a trial's time limit."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -139,10 +140,7 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def changes_at_decay(base: Configuration, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return Seesaw's changes as (samples, batch size), for a decay from the first sample without a warmup.
-
-    The batch size grows k-fold when the decay has divided the learning rate by k.
-    """
+    """Return Seesaw's changes as (samples, batch size), ignoring the warmup."""
     decay = schedule_of(replace(base, batch_size=1, micro_batch_size=1, accumulation_steps=1, warmup_epochs=0.0), 1)
     samples = range(decay.horizon_steps or 0)
     starts = [bisect_left(samples, -sizes[0] / size, key=lambda one: -decay.factor(one)) for size in sizes[1:]]
@@ -370,7 +368,7 @@ def finalists(history: History) -> list[Configuration]:
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
     """Return a copy with at least √(B / B_opt) times the optimum's regularisation, within the space.
 
-    B and B_opt are the batch sizes of ``configuration`` and ``optimum``. The factor is a rule of thumb.
+    The factor is a rule of thumb.
     """
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
     changes: dict[str, Any] = {
@@ -389,8 +387,8 @@ def _within(domain: Domain, value: float) -> float:
 def next_run_on_devices(history: History, rows: Sequence[OnDevices], runs_before: int) -> TrialPlan | None:
     """Return the next run on more devices, if any.
 
-    Each number of devices on the Pareto front gets ``confirm.runs`` runs. If only ``runs_before`` runs on more devices
-    exist, one of `OnDevices.contenders` also runs.
+    Each number of devices on the Pareto front gets ``confirm.runs`` runs. If these runs are complete and only
+    ``runs_before`` runs on more devices exist, one of `OnDevices.contenders` runs.
     """
     confirm, done = history.spec.confirm, history.of_phase(Phase.DEVICES)
     verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))

@@ -370,7 +370,7 @@ def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
 
 
 def untimed_on_devices(spec: StudySpec, store: Store, environment: Environment) -> list[tuple[int, int, int]]:
-    """The (devices, batch size, micro-batch size) triples on more devices that need further visits."""
+    """The (devices, batch size, micro-batch size) triples that need visits, except on the search's devices."""
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
     visits = Counter(split(one) for one in store.probes.visits(spec.name))

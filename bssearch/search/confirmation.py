@@ -69,11 +69,11 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """The configurations to confirm, in current micro-batches. Empty before a success.
 
-    Each of the ``confirm.top`` best batch sizes has up to two finalists. The first finalist is the size's best
-    configuration. The second finalist has the overall best values; if these values are the first finalist's or
-    unavailable, the second finalist is the size's second best. Further finalists are the default, the best at the
-    default's batch size, and neighbours of the best size (see `beside`). The last finalist has the best result at the
-    largest size without accumulation.
+    Each of the ``confirm.top`` best batch sizes has up to two finalists. The first is the size's best
+    configuration. The second has the values of the best trial of all sizes; if these values are the first's or
+    unavailable, the second is the size's second best. Further finalists are the default, the best at the default's
+    batch size, and neighbours of the best size (see `beside`). The last finalist has the best result at the largest
+    size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -150,7 +150,7 @@ def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool = True) -> list[TrialPlan]:
     """Return the missing runs of all finalists, seed by seed, in random order.
 
-    Configurations with runs stay finalists. With ``spares``, `beaten` configurations and `plain_misses` get no more
+    Configurations with runs stay finalists. If ``spares``, `beaten` configurations and `plain_misses` get no more
     runs. The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all
     runs of the batch size in smaller micro-batches. Next are runs of a confirmed optimum's untried neighbours, and
     then further runs of contenders.
@@ -231,7 +231,7 @@ def interleaved(
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials in the current micro-batches of the trials' batch sizes."""
+    """The trials with the current micro-batch size of their batch size."""
     return [
         trial
         for trial in trials

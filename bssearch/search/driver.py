@@ -1,7 +1,7 @@
 """A study's driver reports events of the store and the executor to the engine, and executes the engine's actions.
 
-The store rejects a trial if another driver started a trial since the decision. After a rejection, a driver locks the
-study before each decision.
+The store rejects a new trial if another driver started a trial since the engine's decision. After a rejection, a driver
+locks the study before each decision.
 """
 
 import math
@@ -67,7 +67,7 @@ from bssearch.storage.repository import Store
 
 
 class Listener:
-    """Receives a driver's events. The base class ignores all events."""
+    """Receives a driver's events."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """The study is open. ``database`` is the URL without the password."""
@@ -150,7 +150,7 @@ class Shift:
         self.is_ending = True
 
     def interrupt(self) -> None:
-        """Pause or cancel the running trials, stop loading and end the driver. Call again until the driver ends."""
+        """Pause or cancel running trials, stop loading a workload and end the driver. Repeat until the driver ends."""
         # ending the executor does not prevent a process that does not exist yet
         with self._lock:
             self.is_ending = True
@@ -196,7 +196,6 @@ class Shift:
                 interrupts.ask()
 
     def wait(self) -> None:
-        """Start the count of `seconds_waited`."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
@@ -276,7 +275,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the answer of ``trials`` trials, unless answers would take over `FINDING_SHARE` of drivers' time."""
+        """Store the answer of ``trials`` trials, unless answers take more than `FINDING_SHARE` of drivers' time."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -583,7 +582,7 @@ class Driver:
         self.listener.ended(trial, self.engine.history)
         if is_lost:
             self.listener.note(
-                f"this driver lost the lease of trial {trial.number}; discarded the results of this driver"
+                f"this driver lost the lease of trial {trial.number}; discarded this driver's results of the trial"
             )
             return
         self._find_saved()

@@ -216,7 +216,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of drivers that left. With ``for_disk``, end paused trials of any driver."""
+    """End paused trials of this driver and of drivers that left.
+
+    If checkpoints exceed the disk limit (``for_disk``), end paused trials of any driver.
+    """
 
     numbers: Sequence[int]
     state: TrialState
@@ -304,9 +307,10 @@ class Running:
 
 
 class Engine:
-    """Decides the actions of a driver with ``slots`` slots. With ``next_run``, the engine only plans runs of ``phase``.
+    """Decides the actions of a driver with ``slots`` slots.
 
-    See `bssearch.executors.base.Executor` for ``slots_apart``.
+    If ``next_run`` is given, the engine plans only runs of ``phase``. For ``slots_apart``, see
+    `bssearch.executors.base.Executor`.
     """
 
     def __init__(
@@ -489,10 +493,10 @@ class Engine:
         is_rewritten: bool = False,
         quick: QuickAnswer | None = None,
     ) -> list[Action]:
-        """Take over changes in the store. Returns the error that ends the run, if any.
+        """Apply changes of the store. Returns the error that ends the run, if any.
 
-        ``evaluations``: by number of search trials that ended at other drivers; of all search trials if
-        ``is_rewritten``, which discards earlier trials. ``probes``, ``quick``: None if unchanged.
+        ``is_rewritten``: discard earlier trials. ``evaluations``, by trial number: of search trials that ended at other
+        drivers, or of all search trials if ``is_rewritten``. ``probes``, ``quick``: None if unchanged.
         """
         if is_rewritten:
             self._forget()
@@ -523,9 +527,9 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the readable checkpoints. Above the disk limit, end the least promising paused trial.
+        """Set the readable checkpoints.
 
-        ``size``: bytes of all checkpoints.
+        If ``size``, the bytes of all checkpoints, exceeds the disk limit, end the least promising paused trial.
         """
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:

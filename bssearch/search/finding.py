@@ -36,7 +36,7 @@ MOVED = 0.01  # A notice reports a larger relative change of a median; printed m
 
 
 class Told(NamedTuple):
-    """A batch size's first reported median seconds, and the number of trials."""
+    """A batch size's number of trials, and the first median seconds reported with this number."""
 
     trials: int
     median: float

@@ -171,7 +171,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """The step times by batch size, in current micro-batches. A new value updates all trials."""
+        """The step times by batch size, in current micro-batches. Setting `probes` updates all trials."""
         return self._probes
 
     @probes.setter
@@ -202,7 +202,7 @@ class History:
 
     @property
     def length(self) -> int:
-        """The newest trial's number; 0 without trials."""
+        """The newest trial's number; 0 if no trial exists."""
         return next(reversed(self._all), 0)
 
     def trial(self, number: int) -> TrialRecord | None:
@@ -308,7 +308,7 @@ class History:
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
         """The coordinates of the best trial at the nearest batch size whose best trial is not the default.
 
-        Without such a size, returns the default's coordinates, or None if the default is outside the space.
+        If no size qualifies, returns the default's coordinates, or None if the default is outside the space.
         """
         default, best = self.spec.default_configuration, map(self.best_at, self.feasible)
         winners = [one for one in best if one and one.sampled and not one.configuration.trains_like(default)]
@@ -319,9 +319,10 @@ class History:
         ).sampled
 
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
-        """Return a lost, out-of-memory or failed trial with fewer than `ATTEMPTS` attempts, but no failed retry.
+        """Return the next lost, out-of-memory or failed trial to retry, if any.
 
-        With ``uncapped``, the trial is uncapped and may be cancelled. Otherwise, the trial is capped.
+        A trial has at most `ATTEMPTS` attempts, and a failed retry is the last. If ``uncapped``, return an uncapped
+        trial, which may also be cancelled, else a capped trial.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

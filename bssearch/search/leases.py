@@ -157,7 +157,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """False if dead or unrenewed for `GONE_AFTER` seconds; None if unknown and unrenewed for `LEASE_SECONDS`."""
+        """False if dead or silent (no renewal) for `GONE_AFTER` s; None if unknown and silent for `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:

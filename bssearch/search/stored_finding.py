@@ -58,7 +58,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """Such as ``batch 64, 0.131 s, 93 % sure``. Without a probability, the end is ``final`` or ``provisional``."""
+        """Such as ``batch 64, 0.131 s, 93 % sure``. An unknown probability reads ``final`` or ``provisional``."""
         seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
         sure = "provisional" if self.provisional else "final"
         if self.within_5_percent is not None:

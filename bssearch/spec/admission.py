@@ -44,8 +44,8 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
     """Return the reason why the spec does not allow a configuration, or None.
 
-    Names, types, choices and optimizer options must match the space. With ``in_bounds``, all values of configurations
-    besides the default must also be in range.
+    Names, types, choices and optimizer options must match the space. If ``in_bounds``, all values must also be
+    in range, unless the configuration is the default.
     """
     space = spec.space
     if (problem := _problem_with_types(configuration)) is not None:

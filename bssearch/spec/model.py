@@ -66,13 +66,13 @@ def places_of(command: Sequence[str]) -> set[str]:
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Replace a command's placeholders by values. Raises `UsageError` for an unknown name."""
+    """Replace a command's placeholders by values. Raises `UsageError` for an unknown placeholder."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
         require(
             name in values,
-            f"command: {match[0]} is not a name of this study; choose from {', '.join(sorted(values))}",
+            f"command: unknown placeholder {match[0]}; choose from {', '.join(sorted(values))}",
             hint="add the name to the space, or correct the placeholder",
         )
         value = values[name]
@@ -96,8 +96,7 @@ def check_command(
     own = {name.rpartition(".")[2] for name in set_parameters}
     if unknown := places - own - set(OWN_PLACES):
         raise ValueError(
-            f"command: {{{min(unknown)}}} is not a name of this study; choose from "
-            f"{', '.join(sorted({*own, *OWN_PLACES}))}"
+            f"command: unknown placeholder {{{min(unknown)}}}; choose from {', '.join(sorted({*own, *OWN_PLACES}))}"
         )
     if report and (lacking := _lacking(places, searched)):
         raise ValueError(f"{lacking}; add the placeholder")
@@ -482,7 +481,7 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """The hash of `question` and the number of devices. Fields of later versions count only if set."""
+        """The hash of `question` and the number of devices. Fields added later count only if set."""
         question = self.question
         added = {"ema_decay", "decay_share", *OWN_GROUPS}
         for part in (question["space"], question["default"], question["space"]["schedule"]):

@@ -43,9 +43,9 @@ class TrainingSpec(StrictModel):
 
     ``precision: auto`` is bf16 if the CUDA device has bf16, else fp32. ``fused: null`` fuses optimizers on CUDA only.
     ``data: device`` keeps the data on the device, as does ``auto`` if the data fit. Otherwise, ``loader_workers``
-    processes stream the data. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or with
-    ``sync_batch_norm`` the micro-batches of all devices. With ``batch_unit: tokens``, batch sizes and samples count
-    tokens, including padding.
+    processes stream the data. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch), or, if
+    ``sync_batch_norm`` is true, the micro-batches of all devices. With ``batch_unit: tokens``, batch sizes and samples
+    count tokens, including padding.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -237,9 +237,9 @@ class SamplerSpec(StrictModel):
 class PrunerSpec(StrictModel):
     """The pruner of trials; see `bssearch guide searching`.
 
-    Unless ``name`` is ``none``, a trial ends at ``slack`` × the fastest time to the target. Your own trials, and
+    Unless ``name`` is ``none``, a trial ends at ``slack`` × the fastest time to the target. Enqueued trials, and
     evidence trials that compare batch sizes, may run longer. By default, ``slack`` follows the seed-to-seed spread.
-    Above ``checkpoint_gib`` GiB of disk, the least promising paused trial ends.
+    If all checkpoints take more than ``checkpoint_gib`` GiB, the least promising paused trial ends.
     """
 
     name: PrunerName = "balanced"
@@ -258,8 +258,8 @@ class ConfirmSpec(StrictModel):
 
     The finalists are configurations of the ``top`` batch sizes (up to two each), the best size's neighbours, the
     default's size and the largest size without accumulation. A finalist gets ``runs`` runs, or fewer if clearly worse.
-    With ``max_runs``, indistinguishable finalists get further runs, at most ``max_runs`` per finalist. Further runs end
-    when the answer is final, more runs would hardly help, or confirmation has trained for ``train_seconds``.
+    If ``max_runs`` is set, indistinguishable finalists get further runs, up to this number each. Further runs end when
+    the answer is final, more runs would hardly help, or confirmation has trained for ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)

@@ -41,7 +41,7 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 class Loader(yaml.SafeLoader):
     """A `yaml.SafeLoader` that reads 1e-3 as a number and dates as strings, and rejects duplicate keys.
 
-    Raises `yaml.MarkedYAMLError` for invalid YAML, or a document above `MOST_NODES` or `MOST_LEVELS`.
+    Raises `yaml.MarkedYAMLError` for invalid YAML, more than `MOST_NODES` values or more than `MOST_LEVELS` levels.
     """
 
     def __init__(self, text: str) -> None:
@@ -54,7 +54,10 @@ class Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if id(node) not in self._sizes:
-                raise ComposerError(None, None, f"the alias {event.anchor!r} contains itself", event.start_mark)
+                problem = (
+                    f"the value of anchor {event.anchor!r} contains its own alias *{event.anchor}; remove the alias"
+                )
+                raise ComposerError(None, None, problem, event.start_mark)
             self._count(*self._sizes[id(node)], event)
             return node
         before, deepest = self._nodes, self._deepest

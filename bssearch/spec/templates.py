@@ -1,6 +1,6 @@
 """Submissions to the queue, and a worker's templates: the studies and values that users may submit.
 
-Of a study, a queue row holds only a template's name and typed values, never a path, folder, command or code.
+A queue row describes a study by a template's name and typed values, never by a path, folder, command or code.
 """
 
 import json
@@ -59,7 +59,7 @@ class SubmissionState(StrEnum):
 class NewSubmission:
     """A study to run from a worker's template with values.
 
-    Workers with all ``tags`` run the study from ``not_before`` on. Stored rows may be invalid; see `check`.
+    Workers with all ``tags`` run the study after ``not_before``. Stored rows may be invalid; see `check`.
     """
 
     name: str

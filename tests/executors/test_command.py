@@ -143,9 +143,7 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
     run(command, request(configuration=configuration, seed=7, eval_every_steps=3))
     told = json.loads((tmp_path / "told.json").read_text())
     assert told == ["--lr=1e-05", "16/8x2", "7", "3", "1cpu", "{}", "$HOME; {seed!r}"]
-    with pytest.raises(
-        UsageError, match=r"command: \{size\} is not a name of this study; choose from accumulation_steps, "
-    ):
+    with pytest.raises(UsageError, match=r"command: unknown placeholder \{size\}; choose from accumulation_steps, "):
         run(loaded(tmp_path, "true {size}"))
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=configuration))
     assert outcome.state is TrialState.FAILED

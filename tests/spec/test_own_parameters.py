@@ -219,7 +219,7 @@ def test_torchrun_starts_a_rank_for_each_device() -> None:
     [
         (
             {"command": ["a", "{batch_size}", "{learning_rate}", "{rate}"]},
-            "{rate} is not a name of this study; choose from ",
+            "unknown placeholder {rate}; choose from ",
         ),
         (
             {"report": LOG, "command": ["a", "{batch_size}"]},
@@ -287,7 +287,7 @@ def test_values_stand_in_their_places_and_are_not_read_again() -> None:
     values: dict[str, ParameterValue] = {"seed": 3, "rate": 1e-05, "nesterov": True, "name": "{seed} $HOME"}
     words = ["{seed}{seed}", "--rate={rate}", "{nesterov}", "{name}", "{}", "{a b}", "{{seed}}"]
     assert filled(words, values) == ["33", "--rate=1e-05", "true", "{seed} $HOME", "{}", "{a b}", "{3}"]
-    with pytest.raises(UsageError, match=r"\{x\} is not a name of this study; choose from name, nesterov, rate, seed"):
+    with pytest.raises(UsageError, match=r"unknown placeholder \{x\}; choose from name, nesterov, rate, seed"):
         filled(["{x}"], values)
 
 

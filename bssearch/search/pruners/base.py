@@ -31,8 +31,8 @@ class Standings:
 
     ``limit``: a trial's full limit in train seconds. ``waiting``: curves of paused trials that the pruner may resume.
     ``winners``: curves and seconds of trials that set a record time to the target, the fastest first. ``can_wait``:
-    whether trials can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: the gain that meets
-    the target.
+    whether trials can save checkpoints; if not, trials stop instead of pausing. ``target_gain``: `Target.gain` of
+    the target's value.
     """
 
     limit: float

@@ -1,13 +1,12 @@
 """Pauses or stops a trial that is too slow compared with every winner (`Standings.winners`).
 
 f is the trial's train seconds as a share of T, the incumbent's time to the target. u is the trial's progress: at share
-u of a winner's time, the winner had the trial's best gain. The largest u of all winners counts. From a tenth of T on, a
+u of a winner's time, the winner had the trial's best gain. The largest u of all winners counts. After a tenth of T, a
 trial is hopeless if both conditions hold:
 
 * (f / u) · ((1 − u) / (1 − f))ᵉ > ``patience``, or f ≥ 1: the trial takes f / u times as long as the winner. To end at
   T, the trial must become (1 − u) / (1 − f) times as fast as the winner. e is ``exponent``.
-* f / u > ``slack``: at this pace, the trial ends after slack × T. The slack allows for the seed-to-seed spread, and is
-  1 for `fast`.
+* f / u > ``slack``: at this pace, the trial ends after slack × T. The slack is 1 for `fast`.
 """
 
 import math
@@ -116,7 +115,7 @@ FROM = 0.1  # no trial is hopeless before this share of the incumbent's time, be
 class Pace(Cap):
     """Caps trials and pauses hopeless trials, which resume if a later winner makes them hopeful again.
 
-    Without checkpoints, hopeless trials stop, and no trial pauses before the first success.
+    If trials cannot save checkpoints, hopeless trials stop, and no trial pauses before the first success.
     """
 
     heeds_seed_noise = True
@@ -139,7 +138,7 @@ class Pace(Cap):
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Return the paused trial with the least predicted time to the target; before a success, the promoted trial.
 
-        Returns None if all paused trials are hopeless. With ``fresh``, also returns None if all predictions exceed the
+        Returns None if all paused trials are hopeless. If ``fresh``, also returns None if all predictions exceed the
         cap or no promotion is due.
         """
         if not standings.winners:

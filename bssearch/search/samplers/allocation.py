@@ -2,16 +2,17 @@
 
 1. The default configuration, uncapped unless the pruner limits trials before the first success.
 2. Each feasible batch size once, the nearest to the incumbent first.
-3. From `EVIDENCE_FROM` of the budget on, uncapped trials for the answer's comparisons, because caps hide slow times.
-   The compared sizes are the largest without accumulation, the default's if at least twice or half the incumbent's,
-   and the nearest sizes a factor of 4 or more from the incumbent's. Sizes with a success get these trials after step 4.
+3. After the share `EVIDENCE_FROM` of the budget: uncapped trials for the answer's comparisons, because caps hide slow
+   times. The compared sizes are the largest without accumulation, the default's if a factor of 2 or more from the
+   incumbent's, and the nearest sizes a factor of 4 or more from the incumbent's. Sizes with a success get these trials
+   after step 4.
 4. Up to `FLOOR` trials at each batch size, the nearest to the incumbent first.
 5. The batch size with the largest weight / (trials + 1). The weight is (incumbent's objective value / the size's best
    value)², at least ½ for the incumbent's neighbours.
 
 Steps 2 and 4 start from a quick answer's batch size, unless the incumbent is outside the answer's interval. If the
-incumbent is inside the interval, step 3 runs only one trial at each size outside, or up to three before a success. The
-default and the largest size keep three trials.
+incumbent is inside the interval, step 3 runs only one trial at each size outside, or up to three until a success there.
+The default and the largest size keep three trials.
 """
 
 import math

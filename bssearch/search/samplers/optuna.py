@@ -1,11 +1,11 @@
 """Optuna's samplers, for all parameters except the batch size.
 
-A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
-trials within an octave of the batch size, or farther if trials are few. Optuna gets:
+Each proposal uses a new Optuna study of trials within a factor of 2 of the batch size, or farther if trials are few.
+Optuna gets:
 
 * trials with an objective value, as complete
-* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is the lead in gain of
-  `History.reference` at equal time, and huge if unknown or for diverged trials
+* paused, pruned, capped, exhausted and diverged trials, as pruned at the same step; the value is how far the metric
+  is behind `History.reference` at equal time, or huge if unknown or diverged
 * trials out of memory, as pruned with a violated constraint
 * queued and running trials, as running
 
@@ -214,7 +214,7 @@ def optuna_sampler(name: str) -> type[OptunaSampler]:
 
 
 def hub_sampler(package: str) -> type[OptunaSampler]:
-    """Return a sampler for an OptunaHub package. Raises `UsageError` if no single sampler loads."""
+    """Return a sampler for an OptunaHub package. Raises `UsageError` unless exactly one sampler loads."""
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]
@@ -259,7 +259,7 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """The trials within an octave of a batch size, or farther until ``enough`` trials are near."""
+    """The trials within a factor of 2 of a batch size, or farther if needed for ``enough`` trials."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]

@@ -162,7 +162,7 @@ class Dimension:
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """The range's farther end, the farthest other number, or the first other choice."""
+        """The range's end or the number farthest from ``value``, or the first other choice."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))

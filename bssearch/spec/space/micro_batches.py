@@ -46,7 +46,7 @@ class MemoryBoundary:
 
     @classmethod
     def of(cls, fitting: Iterable[int], too_large: Iterable[int]) -> Self:
-        """Return the boundary of tested sizes. A size counts as fitting only below all failed sizes."""
+        """Return the boundary of tested sizes; ``fitting`` sizes above the smallest ``too_large`` size do not count."""
         bound = min(too_large, default=None)
         return cls(fits=max((size for size in fitting if bound is None or size < bound), default=None), too_large=bound)
 
@@ -220,8 +220,8 @@ class BatchGrowth(StrictModel):
     are shares of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts.
     ``noise_scale`` takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. ``seesaw`` (Meterez et
     al. 2025, arXiv 2510.14717) follows the space's ``schedule``. When the schedule has divided the rate by k,
-    ``seesaw`` multiplies the size by k and the rate by √k. With other names, the rate follows ``rate_rule`` (default:
-    the space's rule). If ``learning_rate`` is a range, trials retune the rate of the first size.
+    ``seesaw`` multiplies the size by k and the rate by √k. For other schedules, the rate follows ``rate_rule``
+    (default: the space's rule). If ``learning_rate`` is a range, trials retune the rate of the first size.
     """
 
     name: (

@@ -367,7 +367,7 @@ class KnowledgeGradient:
     def contenders(self, runs: Sequence[Run]) -> list[int]:
         """Return the batch sizes of points that may match the incumbent, or all batch sizes before a success.
 
-        A point may match if the point's mean less a standard deviation is within `FLAT_RATIO` of the incumbent's mean.
+        A point may match if the point's mean minus a standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
