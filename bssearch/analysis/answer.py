@@ -70,9 +70,9 @@ class Time(Figure):
 class Ratio(Model):
     """The ratio of two medians with the 95 % interval.
 
-    ``at_least`` is true for a lower bound, if at least half of the worse configuration's runs missed the target. The
-    posterior gives the interval between the best configurations of two confirmed batch sizes. Otherwise, Welch's t-test
-    gives the interval, if known.
+    ``at_least`` marks a lower bound: at least half of the worse configuration's runs missed the target. The posterior
+    gives the interval between the best configurations of two confirmed batch sizes. Otherwise, the interval is from
+    Welch's t-test; null if unknown.
     """
 
     value: float
@@ -127,7 +127,7 @@ class Optimal(Model):
 
 
 class Largest(Model):
-    """The largest batch size that ran, if possible without accumulation.
+    """The largest batch size that ran, preferably without accumulation.
 
     ``bounded_by_memory`` is true if a micro-batch up to the next batch size, or up to 2 × ``batch_size``, ran out of
     memory.
@@ -165,7 +165,7 @@ class BestTrial(Model):
 
 
 class Cost(Model):
-    """The train seconds of all trials; ``trainings`` is the number of trainings with the optimum in the same time."""
+    """The train seconds of all trials; ``trainings`` is this time / the time of one training at the optimum."""
 
     train_seconds: float
     trainings: float | None
@@ -247,8 +247,8 @@ class OnDevices(Model):
 
     Attributes:
         predicted_s: Steps to the target × the probed step time.
-        seconds: On the study's devices, the median seconds to the target. On more devices, steps × the runs' step
-            time. Without runs, ``predicted_s``.
+        seconds: The median seconds to the target on the study's devices. On more devices, steps × the runs' step time;
+            ``predicted_s`` if no run exists.
         reduce_share: Share of the step time that is due to more devices at an equal micro-batch size, mostly to
             gradient reduction.
         on_front: True on the Pareto front of seconds and cost.
@@ -297,7 +297,7 @@ class BatchScheduleAnswer(Model):
 
     Attributes:
         ratio: The schedule's objective value / the optimum's, paired by seed if possible.
-        saves_time: "yes" if the ratio's interval is below 1. "no" if the interval is above 1.
+        saves_time: "yes" if the ratio's interval is below 1, "no" if above.
     """
 
     name: BatchScheduleName
@@ -326,7 +326,7 @@ class Answer(Model):
         within_5_percent: Probability that the recommended batch size costs at most 5 % more than the best, if all sizes
             are fully tuned.
         provisional: True if ``within_5_percent`` is unknown or below 0.9, or if training ignores the seed.
-        configuration_within_5_percent: ``within_5_percent`` without further tuning of the recommended values.
+        configuration_within_5_percent: ``within_5_percent`` if the recommended values are not tuned further.
 
     ::
 
@@ -391,13 +391,13 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """The basis of the seconds if ``wall`` or ``reported``; otherwise None."""
+        """The seconds' basis if it is ``wall`` or ``reported``; otherwise None."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def settling(self) -> NextStep | None:
-        """The command towards a settled answer, if any."""
+        """The next command to settle the answer, if any."""
         first = next(iter(self.next), None)
         has_missing_runs = self.imported and first is not None and "--to spec" in first.command
         return first if self.would_settle is not None or has_missing_runs else None

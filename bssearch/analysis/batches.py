@@ -108,7 +108,7 @@ LENGTHS = re.compile(
 
 
 def about_fixed_constants(tried: Collection[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) for decays, warmups and schedules with one value at batch sizes far apart.
+    """Yield (code, sentence) for each decay, warmup and schedule that is equal at batch sizes far apart.
 
     ``tried`` has pairs of batch size and parameters.
     """
@@ -144,10 +144,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Return the default configuration.
-
-    For an imported study, return the configuration of the first run at the default batch size, if any.
-    """
+    """Return the default, or an imported study's first configuration at the default batch size, if any."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -169,7 +166,7 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
-    """Return the Kaplan–Meier estimate over repeats under the same limit, or None if the estimate is not valid.
+    """Return the Kaplan–Meier estimate over repeats under the same limit; None if invalid.
 
     Censoring must not depend on a run's metric (Kaplan & Meier 1958). Only reached, exhausted and capped runs under one
     limit are valid. The estimate also needs a run that reached the target, a missed run, and known seconds of all runs.
@@ -198,7 +195,7 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
 
 @dataclass(frozen=True)
 class Tuning:
-    """Signs of poor tuning by batch size, slopes, and points for the law."""
+    """Signs of poor tuning and slopes by batch size, and data points of the law."""
 
     reasons: Mapping[int, list[str]]
     slopes: Mapping[int, Slope]

@@ -234,7 +234,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)
     parameters, figure = parameters_of(configuration), figure_of(candidate)
-    assert figure is not None, "an optimum has a figure"
+    assert figure is not None, "an optimum has an objective value"
     named = {"learning_rate", *spec.set_parameters} if spec.is_program else parameters.keys()
     return Optimal(
         batch_size=configuration.batch_size,
@@ -514,7 +514,7 @@ def other_target(target: Target, value: float, *, may_be_harder: bool = False) -
     """Return the target with another value.
 
     Raises:
-        UsageError: The value is not finite, or is harder without ``may_be_harder``.
+        UsageError: The value is not finite, or is harder and ``may_be_harder`` is False.
     """
     require(math.isfinite(value), f"target {value:g} must be a finite number")
     require(
@@ -531,7 +531,7 @@ def at_target(
 ) -> TrialRecord:
     """Return the trial as if training had ended at ``target`` on the learning curve, without test metrics.
 
-    A trial that missed ``target`` stays unchanged. An imported run that reached only the study's target becomes
+    A trial that missed ``target`` stays unchanged, but an imported run that reached the study's target becomes
     exhausted.
 
     Raises:
@@ -690,7 +690,7 @@ def predict_for_device(
     """Predict the answer from the study's steps and another device's step times.
 
     The prediction leaves out batch sizes without a step time, trials of other models than the default's, and trials
-    with growing batches. Notices report these omissions.
+    with growing batches.
 
     Raises:
         UsageError: No batch size with trials has a step time.
@@ -814,7 +814,7 @@ def _fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Return step times up to the batch size ``largest``, interpolated between sizes without accumulation."""
+    """Return measured and, between sizes without accumulation, interpolated step times up to batch size ``largest``."""
     found = [
         RunnableStep(
             one.batch_size,

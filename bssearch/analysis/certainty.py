@@ -46,8 +46,8 @@ def heights(
 ) -> tuple[Numbers, Numbers]:
     """Return the log gains of each configuration from a better learning rate: means (c,) and covariances (c, c).
 
-    The gains are 0 with too few trials or learning rates, and for other optimizers than the recommended optimizer.
-    Trials that missed the target give lower bounds.
+    The gains are 0 if trials or learning rates are too few, or the optimizer is not the recommended optimizer. Trials
+    that missed the target give lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     count = len(configurations)
@@ -153,7 +153,7 @@ class Certainty:
     """The probability that the recommended batch size is within 5 % of the best, if all sizes are fully tuned.
 
     Attributes:
-        configuration_within_5_percent: ``within_5_percent`` without further tuning of the recommended values.
+        configuration_within_5_percent: See `Answer`.
         runs: Runs per contending batch size that would settle the answer, on an idle machine if ``settles`` is
             ``idle_machine``.
     """
@@ -176,7 +176,7 @@ class Beliefs:
         next_figures: Draws with the configuration to run next, without ``of_load``.
         of_steps: Errors of step times; more runs reduce these errors.
         of_load: Errors from other work on the machine; more runs do not reduce these errors.
-        unshared: Deviation of a run without seed effects.
+        unshared: `Posterior.unshared`.
         log_cost: Log seconds per run, up to a constant.
     """
 
@@ -198,7 +198,7 @@ class Beliefs:
 
     @cached_property
     def shares(self) -> Numbers:
-        """The probability that each batch size is within 5 % of the best (sizes,)."""
+        """For each batch size, the probability of being within 5 % of the best; shape (sizes,)."""
         return np.asarray(self.near.mean(axis=0))
 
     @cached_property
@@ -242,7 +242,7 @@ class Beliefs:
         return self._what_settles().get("settles") == "runs"
 
     def contenders(self) -> list[int]:
-        """Return the confirmed batch sizes to run next, the most useful first; empty without a contending rival.
+        """Return the confirmed batch sizes to run next, the most useful first; empty if no rival contends.
 
         A rival contends if the rival beats the recommended size by 5 % with a probability of at least `CONTENDER`. The
         likeliest rival and the recommended size come first, ordered by the variance that a run removes per second.
@@ -343,7 +343,7 @@ def beliefs(
 ) -> Beliefs | None:
     """Draw each batch size's log objective value from the posterior.
 
-    The result is None without confirmation, without a noise estimate, or if an objective value is 0. `step_figures`
+    The result is None if no confirmation run decides, the noise is unknown, or an objective value is 0. `step_figures`
     gives ``steps``. Full tuning adds the gain of a better learning rate (`heights`) and a gain that noise hides
     (`HIDDEN`).
     """

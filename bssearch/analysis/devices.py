@@ -1,6 +1,6 @@
 """The best batch size on W devices.
 
-On more devices, seconds are steps S(B) × step time t(B, W), because S does not depend on the number of devices.
+Seconds to the target are steps S(B) × step time t(B, W). S does not depend on W.
 """
 
 import math
@@ -23,9 +23,8 @@ class DeviceCell:
 
     Attributes:
         predicted: Steps to the target × the probe's step time.
-        seconds: Steps to the target × the runs' step time; without runs, ``predicted``.
-        steps_parts: Errors of log steps, for `half_width`.
-        step_parts: Errors of the log step time, for `half_width`.
+        seconds: Steps to the target × the runs' step time; ``predicted`` if no run exists.
+        steps_parts, step_parts: Errors of log steps and of the log step time, for `half_width`.
     """
 
     probe: ProbeRecord
@@ -50,7 +49,7 @@ def by_devices(
 ) -> list[OnDevices]:
     """Return the best batch size on each timed number of devices.
 
-    The list is empty with only one timed number of devices, or if the optimum is not timed on the fewest devices.
+    The list is empty if only one number of devices is timed, or if the optimum is not timed on the fewest devices.
     ``probes`` and ``trials`` cover all numbers of devices.
     """
     runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.has_result]

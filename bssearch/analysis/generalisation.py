@@ -61,7 +61,7 @@ class Generalisation(Model):
     """Batch sizes trained for equal ``train_seconds``.
 
     Attributes:
-        more_regularised: The largest batch size with more regularisation, if run.
+        more_regularised: The largest batch size, rerun with more regularisation, if any.
         closed: True if ``more_regularised`` closes the gap; null if unknown or if the largest size has no notable gap.
     """
 

@@ -200,7 +200,9 @@ def about_cost(answer: Answer) -> str:
 def about_law(answer: Answer) -> list[str]:
     fit = answer.fit
     if (law := answer.predicted) is not None:
-        return [f"The predicted law has S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
+        return [
+            f"In the predicted law, S_min is {number(law.s_min)} steps; B_crit in samples is {law.b_crit.in_words}."
+        ]
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
         return ["There is no law, because the best configurations have different models."]
     if fit is None:
@@ -210,13 +212,13 @@ def about_law(answer: Answer) -> list[str]:
     fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
     noise = "" if ratio is None else f"; the gradient noise scale is {number(ratio)} times B_crit"
     parts = [
-        f"The law S = S_min·(1 + B_crit/B) {fits}: S_min = {number(fit.s_min)} steps, B_crit {fit.b_crit.in_words}, "
-        f"largest residual {number(100 * fit.max_residual)} %{noise}."
+        f"The law S = S_min·(1 + B_crit/B) {fits}. S_min is {number(fit.s_min)} steps; B_crit in samples is "
+        f"{fit.b_crit.in_words}. The largest residual is {number(100 * fit.max_residual)} %{noise}."
     ]
     if fit.predicted is not None and fit.verdict == "fits":
         parts.append(f"With the measured step times, the law predicts the least time at {fit.predicted.in_words}.")
     if fit.including_untuned is not None:
-        parts.append(f"With the hardly tuned batch sizes, B_crit is {number(fit.including_untuned.b_crit.estimate)}.")
+        parts.append(f"Including hardly tuned batch sizes, B_crit is {number(fit.including_untuned.b_crit.estimate)}.")
     return parts
 
 
@@ -239,7 +241,7 @@ def about_device(answer: Answer) -> str:
 def front(
     batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool, devices: int = 1
 ) -> list[FrontPoint]:
-    """Return the time and cost of batch sizes that reached the target; without a price, the cost is samples.
+    """Return the time and cost of batch sizes that reached the target.
 
     If ``confirmed``, the front has only confirmed sizes.
     """

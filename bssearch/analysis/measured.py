@@ -35,7 +35,7 @@ class MemoryAnswer(Model):
 
 
 class NoiseFigures(Model):
-    """The gradient noise scale in samples with the 95 % interval; without ``scale``, ``low`` is a lower bound."""
+    """The gradient noise scale in samples with the 95 % interval; if ``scale`` is null, ``low`` is a lower bound."""
 
     scale: float | None
     low: float

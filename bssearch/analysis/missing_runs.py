@@ -84,7 +84,7 @@ def _wanted(
 
 
 def rates_tried(trials: Sequence[TrialRecord], like: Configuration) -> list[float]:
-    """Return the ascending learning rates at the batch size and with the optimizer of ``like``.
+    """Return the ascending learning rates tried with the batch size and the optimizer of ``like``.
 
     The list is empty if the learning rate of ``like`` is unknown.
     """

@@ -510,7 +510,7 @@ def _missing_for_line(probes: Collection[ProbeRecord], law: LawFit | None) -> st
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
-    """Return step times that are not host-bound, without accumulation, by ascending batch size."""
+    """Return the probes without accumulation whose step is not host-bound, by ascending batch size."""
     return [
         one
         for one in sorted(probes, key=lambda one: one.batch_size)

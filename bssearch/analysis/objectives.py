@@ -70,7 +70,7 @@ Kind = tuple[object, ...]
 class CommonSeconds:
     """Seconds as steps × a common step time.
 
-    ``pooled`` has step times by `kind_of`, corrected for slowdowns. Without ``pooled``, ``step_seconds`` apply.
+    ``pooled`` has step times by `kind_of`, corrected for slowdowns. If ``pooled`` is None, ``step_seconds`` apply.
     """
 
     step_seconds: StepSeconds
@@ -233,7 +233,7 @@ class Objective(ABC):
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """The figure at a censored trial's last miss, a lower bound; None if unknown."""
+        """The figure at a censored trial's last evaluation, a lower bound; None if unknown."""
 
     def shown(self, figure: float) -> float:
         """The figure in the users' unit."""
@@ -288,7 +288,7 @@ class Objective(ABC):
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """The train seconds after which a trial cannot beat ``best``: here ``full``, or infinite without ``best``."""
+        """Train seconds after which a trial cannot beat ``best``: ``full`` by default, infinite if ``best`` is None."""
         return math.inf if best is None else full
 
     def target_problem(self, trial: TrialRecord) -> SpecError | None:
@@ -330,7 +330,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """The figure at a censored trial's last miss, if known; a contended trial needs a common step time."""
+        """The figure at a censored trial's last evaluation, if known; a contended trial needs a common step time."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -365,7 +365,7 @@ class TimeToTarget(BySeconds):
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """The best trial's measured seconds, even if contended; infinite if unknown."""
+        """The best trial's measured seconds to the target, even if contended; infinite if unknown."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 

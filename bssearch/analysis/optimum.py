@@ -67,8 +67,8 @@ def _reached(one: Candidate) -> int:
 def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
     """Return the keys of configurations shown to be worse by over `BEATEN_MARGIN` than the best repeated configuration.
 
-    A missed run counts with the objective value at the last miss. Contended runs count only if the objective value is
-    steps × step time.
+    A missed run counts with the objective value at the last evaluation. Contended runs count only if the objective
+    value is steps × step time.
     """
     # One run may suffice, because all repeats share one noise estimate.
     known = _on_a_quiet_device(trials, objective)
@@ -87,7 +87,7 @@ def beaten(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[st
 
 
 def far_behind(trials: Iterable[TrialRecord], objective: Objective = TIME) -> set[str]:
-    """Return the keys of configurations worse by over `FAR_BEHIND` than the best configuration without a miss."""
+    """Return the keys of configurations worse by over `FAR_BEHIND` than the best configuration without missed runs."""
     known = _on_a_quiet_device(trials, objective)
     least = min((one.mean for one in known if one.estimate.has_only_hits), default=math.inf)
     return {one.configuration.key for one in known if statistics.fmean(one.log_bounds) > least + FAR_BEHIND}
@@ -148,7 +148,7 @@ def says_something(trial: TrialRecord) -> bool:
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
     """Return the smallest number of ended confirmation runs of a configuration.
 
-    `plain_misses` and `beaten` configurations do not count. Without other configurations, the result is
+    `plain_misses` and `beaten` configurations do not count. If no configuration remains, the result is
     ``confirmation_runs``.
     """
     excluded = _need_no_more(trials, objective)
@@ -159,7 +159,7 @@ def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective
 def begun_late(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
     """Return incomplete configurations that began after all others were complete, as {key: batch size}.
 
-    The result is empty if an incomplete configuration began earlier.
+    Empty if an incomplete configuration began earlier.
     """
     by_configuration = _runs_by_configuration(trials)
     enough, excluded = min(confirmation_runs, FEWEST_RUNS), _need_no_more(trials, objective)
@@ -199,9 +199,9 @@ KNOWN = 1e9  # degrees of freedom of an error of known size
 class Estimate:
     """The median objective value over seeds with the 95 % interval.
 
-    The median is None if at least half of the runs missed the target. The interval is None with fewer than three runs,
-    and may be None for equal runs. If a run missed the target, the interval needs at least six runs. All runs share
-    ``unresolved`` and the error of ``step_time``.
+    The median is None if at least half of the runs missed the target. The interval is None if fewer than three runs
+    exist, and may be None if runs are equal. If a run missed the target, the interval needs at least six runs. More
+    runs do not reduce ``unresolved`` or the error of ``step_time``.
     """
 
     median: float | None
@@ -236,7 +236,7 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Estimate a configuration's objective value from repeats.
 
-    Student's t on `Objective.log` gives the interval. With missed runs, order statistics give the interval.
+    Student's t on `Objective.log` gives the interval, or order statistics if a run missed the target.
     """
     # Logarithms, because seed noise is multiplicative. The interval includes the errors of the shared step time. The
     # lower end includes `PooledStepTime.excess` and, for imported runs, the gap to the last miss.
@@ -432,7 +432,7 @@ class Candidate:
 
     @property
     def watched_seconds(self) -> float:
-        """The latest last miss of a censored run, in train seconds; 0 if unknown."""
+        """Most train seconds at the last evaluation of any censored run; 0 if unknown."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
@@ -458,7 +458,7 @@ class Candidate:
 class Verdict:
     """The optimum, and the best candidate of each batch size in ascending order.
 
-    ``least`` has the least median. ``rule`` selects ``optimal``. ``confirmed`` is True if confirmation runs decided.
+    ``least`` has the least median. ``confirmed`` is True if confirmation runs decided.
     """
 
     optimal: Candidate
@@ -687,7 +687,7 @@ class Slope:
     """The slope d log steps / d log batch size from ``since`` to the next batch size.
 
     Welch's 95 % interval allows for gaps between evaluations, and contains the slope of medians. ``low`` and ``high``
-    are None with fewer than three runs per side, with a missed run, or with equal runs.
+    are None if a side has fewer than three runs, a run missed the target, or runs are equal.
     """
 
     since: int

@@ -56,11 +56,11 @@ ZOOMS = 5
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Seeds and log objective values of runs (n,); a missed run has the value of the last miss.
+    """Seeds and log objective values of runs (n,); a missed run has the value of the last evaluation.
 
     Attributes:
         of: Index of each run's configuration.
-        gaps: Log steps from the last miss to the first hit.
+        gaps: Log steps between the evaluations before and at the target.
     """
 
     of: Indices
@@ -77,7 +77,7 @@ class Runs:
 
     @cached_property
     def deviation(self) -> float:
-        """The pooled standard deviation of repeats that reached the target; 0 without repeats."""
+        """The pooled standard deviation of repeats that reached the target; 0 if unknown."""
         values, of = self.logs[~self.missed], self.of[~self.missed]
         groups = [values[of == one] for one in np.unique(of)]
         freedom = len(values) - len(groups)
@@ -89,7 +89,7 @@ class Runs:
 class Posterior:
     """Draws of log objective values (`DRAWS`, configurations) and of the law's parameters (`DRAWS`,).
 
-    ``unshared`` (configurations,) is the deviation of a run without seed effects.
+    ``unshared`` (configurations,) is the standard deviation of a run's noise beyond seed effects.
     """
 
     levels: Numbers
@@ -109,14 +109,12 @@ def infer(
 ) -> Posterior:
     """Infer the posterior of each configuration's log objective value.
 
-    Equal inputs give equal draws.
-
     Args:
         log_sizes: Log batch sizes (configurations,).
-        base: Log objective values of one step (configurations,); None without a law.
+        base: Log objective values of one step (configurations,); None if no law applies.
         errors: Standard errors of ``base`` (configurations,).
         deviation: Standard deviation of the noise if no configuration has repeats.
-        tuning: Means and covariances of log objective values above the batch size's level.
+        tuning: Means and covariances of the log gains from full tuning.
     """
     noise = _Noise.around(runs, log_sizes, runs.deviation or deviation or 0.0)
     beyond = OCTAVES_BEYOND * math.log(2)

@@ -115,7 +115,7 @@ def test_the_interval_of_the_regret_decides(seconds: tuple[float, ...], verdict:
     one = by_rule(Rule.LINEAR_RATE, *seconds, configuration={"learning_rate": 0.8})
     assert one.verdict == verdict
     assert not_none(one.regret).value == pytest.approx(regret, rel=1e-3)
-    assert one.reason == "paired by 3 seeds; learning rate 0.8 for 0.3"
+    assert one.reason == "paired by 3 seeds; learning rate 0.8 instead of 0.3"
     assert one.trial_numbers == [100, 101, 102]
 
 
@@ -437,7 +437,7 @@ def test_the_belief_in_layerwise_rates_holds_where_one_loses_without_and_breaks_
 
 def test_below_8192_samples_the_belief_is_undecided() -> None:
     one = layerwise((1.0, 1.2, 0.9), (0.5, 0.6, 0.45), 512, best="lamb")
-    assert one.verdict == "undecided" and "from 8,192 on, not 512" in one.reason
+    assert one.verdict == "undecided" and "≥ 8,192, not 512" in one.reason
     assert one.regret is not None and one.regret.value == pytest.approx(2.0, rel=0.01)
 
 
@@ -515,7 +515,7 @@ def test_accumulation_is_held_against_one_micro_batch_with_the_half_life_of_beta
     one = small_batch(*seconds, confirmed=confirmed)
     assert (one.verdict, one.batch_size, one.trial_numbers) == (verdict, 16, [20, 21, 22])
     assert not_none(one.configuration)["learning_rate"] == pytest.approx(confirmed or 0.15)
-    assert "batch 16 for 64" in one.reason
+    assert "batch 16 instead of 64" in one.reason
 
 
 def test_without_accumulation_or_beta2_the_small_batch_is_not_run() -> None:

@@ -43,7 +43,7 @@ class StepTimeFit:
 def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> StepTimeFit | None:
     """Fit step times without accumulation by least squares of the relative error, with α ≥ 0.
 
-    The result is None below ``fewest`` timed sizes, or if β ≤ 0.
+    The result is None if fewer than ``fewest`` sizes are timed, or if β ≤ 0.
     """
     measured = {
         probe.batch_size: probe.step_seconds for probe in probes if probe.step_seconds is not None and probe.is_whole
@@ -92,7 +92,7 @@ WIDEST_GAP = 1.0  # in log steps; also the gap if the last miss was before step 
 
 
 def log_gap(run: TrialRecord) -> float:
-    """Return the log steps between the last miss and the first hit, at most `WIDEST_GAP`; 0 if unknown."""
+    """Return the log steps between the evaluations before and at the target, at most `WIDEST_GAP`; 0 if unknown."""
     outcome = run.outcome
     if outcome is None or not outcome.first_hit_step or outcome.last_miss_step is None:
         return 0.0
@@ -103,7 +103,7 @@ def log_gap(run: TrialRecord) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """The runs of a batch size: samples to the target, and samples at the last miss of runs that missed."""
+    """The runs of a batch size: samples to the target, and samples at the last evaluation of runs that missed."""
 
     batch_size: int
     samples: tuple[float, ...]
@@ -294,8 +294,8 @@ class LawFit:
     Attributes:
         deviation: Residual standard deviation of log samples.
         residuals: Geometric mean of samples / the law's samples − 1, by batch size.
-        verdict: "poor" if a residual exceeds 10 %. With repeats, the residual must exceed 3 standard errors, or an
-            F-test (5 %) must reject the law.
+        verdict: "poor" if a residual exceeds 10 %. If runs are repeated, the residual must also exceed 3 standard
+            errors, or an F-test (5 %) must reject the law.
     """
 
     s_min: float
@@ -318,7 +318,7 @@ class LawFit:
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """Return the 95 % interval of S(B), including departures from the law; None below three batch sizes."""
+        """Return S(B)'s 95 % interval, including departures from the law; None if only two sizes reached the target."""
         own, known = self.steps(batch_size), self._posterior
         if known is None:
             return None
@@ -329,7 +329,7 @@ class LawFit:
         return min(own, float(low)), max(own, float(high))
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
-        """Return S(B) / S_min of each draw of the law (`DRAWS`, sizes); None without draws."""
+        """Return S(B) / S_min of each draw of the law (`DRAWS`, sizes); None if the law has no draws."""
         if self._posterior is None:
             return None
         return np.asarray(1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float))))
@@ -353,8 +353,9 @@ class RunnableStep:
 def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     """Fit the law by maximum likelihood; None if fewer than two batch sizes reached the target.
 
-    Log samples are normal about the law, and missed runs are right-censored. With three tuned batch sizes, the fit
-    leaves out untuned sizes. If three sizes reached the target, the posterior (`infer`) gives B_crit's interval.
+    Log samples are normal about the law, and missed runs are right-censored. If three tuned sizes reached the target,
+    the fit leaves out untuned sizes. If three sizes reached the target, the posterior (`infer`) gives
+    B_crit's interval.
     """
     run = _that_ran(points)
     if sum(bool(point.samples) for point in run) < 2:
@@ -368,10 +369,10 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 
 
 def rising(points: Sequence[LawPoint]) -> Iterator[int]:
-    """Yield badly tuned batch sizes, which need more steps than the next smaller size without a miss.
+    """Yield badly tuned batch sizes, which need more steps than the next smaller size without missed runs.
 
-    Welch's t-test on logarithms decides, or the factor `RISE` with fewer than three runs per side. A missed run counts
-    with the steps of the last miss.
+    Welch's t-test on logarithms decides, or the factor `RISE` if a side has fewer than three runs. A missed run counts
+    with the steps of the last evaluation.
     """
     smaller: LawPoint | None = None
     for point in _that_ran(points):
@@ -444,7 +445,7 @@ def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Return the first and last index of the True values around ``index``; None if ``holds`` is False at ``index``."""
+    """Return the first and last index of the True values around ``index``; None if ``holds[index]`` is False."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)

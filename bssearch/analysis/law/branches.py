@@ -27,7 +27,7 @@ Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPlan:
-    """Batch sizes of the branches, B first; all branches evaluate after equal samples."""
+    """Batch sizes at which branches continue a checkpoint, B first; all branches evaluate after equal samples."""
 
     batch_sizes: tuple[int, ...]
     samples: int
@@ -60,7 +60,7 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """Each branch's mean metric over the window at the end; None if the branch diverged."""
+    """Each branch's mean metric over the last `WINDOW` of samples; None if the branch diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
@@ -158,6 +158,6 @@ def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal
 
 
 def is_rising(found: Sequence[LocalCriticalBatch]) -> bool | None:
-    """True if the local critical batch sizes never fall; None below two known sizes."""
+    """True if the local critical batch sizes never fall; None if fewer than two are known."""
     known = [one.batch_size for one in found if one.batch_size is not None]
     return None if len(known) < 2 else all(before <= after for before, after in itertools.pairwise(known))

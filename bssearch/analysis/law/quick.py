@@ -56,7 +56,7 @@ class QuickAnswer(Model):
     Attributes:
         interval: Contains the optimum with a probability of 90 %.
         gain: The default's expected time / the optimum's time.
-        learning_rate_gain: Time with the rule's learning rate / time with the recommended rate.
+        learning_rate_gain: Time with the scaling rule's learning rate / time with the recommended rate.
         target: Easier than the study's target if the default missed the study's target.
     """
 
@@ -86,7 +86,7 @@ class QuickAnswer(Model):
 
 
 class Promise(Model):
-    """The quick answer compared with the search; ``holds`` is true if the quick interval overlaps the flat range."""
+    """The quick answer compared with the search; ``holds`` is true if ``interval`` overlaps ``found_flat_range``."""
 
     batch_size: int
     interval: list[int]

@@ -35,7 +35,7 @@ BRANCH_WEIGHT = 0.25  # error of steps (5 %) / error of a batch size between pow
 
 @dataclass(frozen=True, slots=True)
 class ScaledSteps:
-    """Steps to the target at a scale."""
+    """Steps to the target with N parameters and D samples."""
 
     parameters: float
     samples: float
@@ -98,7 +98,7 @@ class ScalingLaw:
         return interval(self.found[:, 1])
 
     def knows(self, parameters: float, samples: float) -> bool:
-        """False if N follows D in the fitted scales, but not at ``parameters`` and ``samples``."""
+        """False if N is a power of D in the fitted scales, but not at ``parameters`` and ``samples``."""
         data, model = np.log([samples, parameters]) - self.middle
         return self.columns == 3 or not self._is_apart(data, model)
 
@@ -329,7 +329,10 @@ def _notes(
             f"tested only up to {FARTHEST:g} ×",
         )
     if not law.knows(parameters, samples):
-        yield "model", "parameters follow samples in the studies, but not in the planned run; the law uses only samples"
+        yield (
+            "model",
+            "the planned run's parameters depart from the studies' trend over samples; the law uses only samples",
+        )
     if law.branches:
         found = plural(law.branches, "local critical batch size")
         yield "branches", f"the law also uses {found} of `bssearch probe branch`"

@@ -293,7 +293,7 @@ def about_fine_tuning(spec: StudySpec, answer: Answer, scratch: Mapping[str, Ans
             high=None if largest is None or low is None else largest / low,
             at_least=False,
         )
-        reason = f"batch {from_scratch} of study {name} / batch {size}; the interval is from the sizes within 5 %"
+        reason = f"batch {from_scratch} of study {name} / batch {size}; the interval spans the sizes within 5 %"
         finding = _within(ratio, SMALLER)
         if answer.provisional or one.provisional:
             finding, reason = "undecided", f"{reason}, but an answer is provisional"
@@ -369,7 +369,7 @@ def _judge_layerwise(
     found = _of_pair(*pair, step_seconds, wanted=wanted, limit=limit).reversed()
     if size >= LARGE_BATCH:
         return found
-    below = f"the rule is about batch sizes from {LARGE_BATCH:,} on, not {size}"
+    below = f"the rule is about batch sizes ≥ {LARGE_BATCH:,}, not {size}"
     return Judgement("undecided", f"{below}; {found.reason}", found.regret)
 
 
@@ -525,7 +525,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return a configuration's runs with a result, one per seed: confirmation runs, else `FULL_LIMIT_PHASES`."""
+    """Return a configuration's runs with results, one per seed: confirmation runs, else runs of `FULL_LIMIT_PHASES`."""
     completed = [one for one in trials if one.configuration == configuration and is_result(spec, one)]
     by_seed = grouped(
         (one.seed, one) for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES) for one in completed if one.phase in phases
@@ -545,7 +545,7 @@ def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
-    """Return the slope for the recommended optimizer; None for a fixed rate or below three tuned batch sizes."""
+    """Return the recommended optimizer's slope; None if the rate is fixed or fewer than three batch sizes are tuned."""
     if isinstance(spec.space.learning_rate, int | float):
         return None
     optimizer = answer.optimal.parameters.get("optimizer")
@@ -629,7 +629,7 @@ def run_seconds(spec: StudySpec, case: Case) -> float:
 def runs_to_decide(regret: Regret | None, made: int) -> float:
     """Return the runs until the rule holds or breaks, with the interval's width ∝ 1/√runs; infinite if never.
 
-    Without an interval, the result is twice the runs ``made``.
+    Twice ``made`` if the interval is unknown.
     """
     if regret is None or not regret.low or regret.high is None:
         return 2.0 * made
@@ -686,7 +686,7 @@ def _of_runs(
     judgement = compare(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
     why = f"{judgement.reason}; {_difference(case.configuration, tuned.configuration)}"
     if case.rule is Rule.SMALL_BATCH:
-        why += f", batch {case.batch_size} for {tuned.configuration.batch_size}"
+        why += f", batch {case.batch_size} instead of {tuned.configuration.batch_size}"
     if len(runs) < wanted and judgement.finding == "undecided":
         why += f"; {_why_in_vain(trials, case.configuration) or unmade}"
     return replace(judgement, reason=why)
@@ -695,7 +695,7 @@ def _of_runs(
 def _difference(rule: Configuration, tuned: Configuration) -> str:
     mine, theirs = parameters_of(rule), parameters_of(tuned)
     return ", ".join(
-        f"{name.replace('_', ' ')} {_shown(mine[name])} for {_shown(theirs[name])}"
+        f"{name.replace('_', ' ')} {_shown(mine[name])} instead of {_shown(theirs[name])}"
         for name in mine
         if name in theirs and mine[name] != theirs[name]
     )
