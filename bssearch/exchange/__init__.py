@@ -1,1 +1,1 @@
-"""Imports, exports, boards and Optuna studies."""
+"""Imports, exports, experiment trackers and Optuna studies."""

@@ -6,7 +6,7 @@ Optuna's state follows from a trial's state:
 * Pruned, capped, exhausted, paused and diverged trials are PRUNED, without a value.
 * Running trials are RUNNING, and queued trials are WAITING.
 * Failed, lost, cancelled and out-of-memory trials are FAIL, as are reached trials without a measured value.
-* With objective metric_in_budget, trials that used the whole budget are COMPLETE, with the best metric.
+* If the objective is metric_in_budget, trials that used the whole budget are COMPLETE, with the best metric.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaE
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
+from bssearch.records.text import plural
 from bssearch.spec import REFERENCE_LEARNING_RATE, Dimension, SearchSpace, is_number, spec_of
 from bssearch.storage.connection.engine import masked, parse_url, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store, open_store
@@ -214,8 +215,8 @@ def load_optuna_study(
 ) -> optuna.Study:
     """Return a snapshot of the stored study as an in-memory Optuna study.
 
-    The study minimizes the objective. With metric_in_budget, the study follows the metric's goal. Distributions cover
-    the search space and all trials.
+    The study minimizes the objective, except that metric_in_budget follows the metric's goal. Distributions cover the
+    search space and all trials.
 
     Args:
         db: the database's URL.
@@ -459,8 +460,8 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
     note = (
-        f"note: unfinished trials in this copy: {unfinished}; after these trials end, export the study to another file "
-        "with --file"
+        f"note: this copy has {plural(unfinished, 'unfinished trial')}; after these trials end, export the study to "
+        "another file with --file"
     )
     return Exported([masked(url)], [note] if unfinished else [])
 

@@ -72,7 +72,7 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def trial_rows(
     store: Store, name: str, trials: Sequence[TrialRecord], kept: Sequence[TrialRecord]
 ) -> list[dict[str, Any]]:
-    """Return the rows of the ``kept`` trials that ``trial list --format json`` prints.
+    """Return the rows that ``trial list --format json`` prints for the ``kept`` trials.
 
     A row's ``answer`` has the seconds that `bssearch best` compares, their basis, and whether the batch size's median
     includes the trial. ``answer`` is null if `best` has no result.

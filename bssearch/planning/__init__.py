@@ -1,1 +1,1 @@
-"""Plans from numbers or traced models, before any trial."""
+"""Plans from numbers, stored studies or traced models, without training."""

@@ -84,7 +84,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         rate=SQRT,
         batch_rules={"betas": "sde"},
         holds="for Adam if κ(1 − β) < 1 for β₁ and β₂ (the full square root scaling rule)",
-        breaks="from κ(1 − β) = 1 on, at κ = 10 for β₁ = 0.9; also without scaled β and ε",
+        breaks="if κ(1 − β) ≥ 1, as at κ = 10 for β₁ = 0.9; also if β and ε are not scaled",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
         audited_as=("SDE",),
     ),
@@ -99,7 +99,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         batch_rules={"ema_decay": "half_life"},
         needs="ema_decay",
         holds="for an EMA of the weights, also as a teacher: ρ^κ keeps the half-life in samples",
-        breaks="at κ so large that the EMA covers few steps",
+        breaks="if κ is so large that the EMA covers few steps",
         source="Busbridge et al. 2023, arXiv 2307.13813",
         audited_as=("EMA_HALF_LIFE",),
     ),
@@ -123,7 +123,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         scales_dropout=True,
         needs="dropout",
         holds="never shown; the rule is an analogy with the gradient's noise",
-        breaks=f"at large κ, if the rule gives {LARGEST_DROPOUT:g} or more",
+        breaks=f"if κ is so large that the rule gives {LARGEST_DROPOUT:g} or more",
         source="folklore",
         audited_as=("DROPOUT",),
     ),
@@ -259,8 +259,8 @@ class LearningRatePlan(Plan):
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
     """Scale the configuration by each rule.
 
-    Rules for other parameters scale the learning rate by ``rate_rule``. From 8 times the tuned batch size on, each
-    rule except ``none`` warms up for at least `WARMUP_EPOCHS` epochs.
+    Rules for other parameters scale the learning rate by ``rate_rule``. If ``batch`` is at least 8 × ``from_batch``,
+    each rule except ``none`` warms up for at least `WARMUP_EPOCHS` epochs.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}

@@ -89,7 +89,7 @@ class Plan:
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """Return a request's options by field, without fields that only Python has."""
+    """Return a request's options by field, except fields that only Python has."""
     return {
         name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
     }

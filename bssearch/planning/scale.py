@@ -56,7 +56,7 @@ class AccumulationRequest(Request):
             unit="samples",
         ),
     ] = None
-    devices: Annotated[Batch, Option("Devices that share the batch.")] = 1
+    devices: Annotated[Batch, Option("Number of devices that share the batch.")] = 1
     batch_norm_layers: Annotated[
         Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None,
         Option("Number of the model's batch normalisation layers.", shown_default="unknown"),
@@ -136,7 +136,7 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if is_split:
         yield Note(
             "token_weighted_loss",
-            "if samples have different numbers of tokens, divide the summed loss by the batch's tokens; the mean of "
+            "if samples have different numbers of tokens, divide the summed loss by the batch's tokens. The mean of "
             "micro-batch means differs by up to 10 % (huggingface/transformers#34191)",
         )
     if asked.devices > 1 and steps > 1:
@@ -191,15 +191,21 @@ class ScaleRequest(Request):
         Annotated[Path, Field(strict=False)] | None,
         Option("Instead of alpha_s and beta_s: a CSV with batch_size and step_seconds."),
     ] = None
-    parameters: Annotated[Parameters, Option("Parameters of the model, such as 25000000 or 25M.", metavar="N")] = None
+    parameters: Annotated[Parameters, Option("Number of model parameters, such as 25000000 or 25M.", metavar="N")] = (
+        None
+    )
     gradient_bytes: Annotated[
         Positive, Option("Bytes per gradient: 4 in fp32, 2 in bf16.", label="Bytes of a gradient", unit="B")
     ] = 4.0
     bandwidth_gb_s: Annotated[
         Positive | None,
-        Option("Bandwidth of a device, in 10⁹ bytes per second.", label="Bandwidth", unit="GB/s"),
+        Option(
+            "Network bandwidth per device for the all-reduce, in 10⁹ bytes per second.", label="Bandwidth", unit="GB/s"
+        ),
     ] = None
-    latency_us: Annotated[NotNegative, Option("Microseconds per message.", label="Latency", unit="µs")] = 0.0
+    latency_us: Annotated[
+        NotNegative, Option("Network latency per message, in microseconds.", label="Latency", unit="µs")
+    ] = 0.0
     overlap: Annotated[
         Annotated[float, Field(ge=0, le=1)],
         Option("Share of communication that overlaps with computing, from 0 to 1."),
@@ -303,7 +309,7 @@ class ScaleRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow:
-    """A step and the time to the target on a number of devices."""
+    """The step time and the time to the target on a number of devices."""
 
     devices: int
     batch: int
@@ -344,7 +350,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return all rows, or in a long plan powers of two, the last row, and rows that the text names."""
+        """Return all rows; if many, only powers of two, the last row, and rows that the text names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -352,7 +358,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan for 1 … ``devices`` devices, or only for divisors of a fixed batch."""
+    """Plan for 1 … ``devices`` devices, or only for divisors of ``batch`` if given."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = _device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(_device_rows(asked, value)))
@@ -436,7 +442,10 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
             "fewer samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"even {rows[-1].devices} devices pay; plan for more devices to find the limit"
+        yield (
+            f"even on {rows[-1].devices} devices, each device does at least half of a single device's work; plan for "
+            "more devices to find the limit"
+        )
     if any(row.accumulation_steps > 1 for row in rows):
         yield "the plan counts α for each accumulated micro-batch; the real time may be shorter"
     if asked.samples_to_target is None:

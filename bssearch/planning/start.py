@@ -77,7 +77,7 @@ class StartRequest(Request):
     """The answers to `QUESTIONS`, and optional details."""
 
     memory_gib: Annotated[Positive, Option("Memory of a device, in GiB.")] = 24.0
-    parameters: Annotated[Parameters, Option("Parameters of the model, such as 25000000 or 25M.", metavar="N")] = (
+    parameters: Annotated[Parameters, Option("Number of model parameters, such as 25000000 or 25M.", metavar="N")] = (
         25_000_000
     )
     precision: Annotated[str, Option("Precision.", choices=("fp32", "bf16", "fp16"))] = "bf16"
@@ -86,21 +86,23 @@ class StartRequest(Request):
     start: Annotated[
         str, Option("Start from scratch or from a pretrained model.", choices=("scratch", "fine_tuning"))
     ] = "scratch"
-    devices: Annotated[Count, Option("Devices of the final training.")] = 1
+    devices: Annotated[Count, Option("Number of devices of the final training.")] = 1
     workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped workload as a stand-in.")] = (
         STAND_IN
     )
-    metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
-    target: Annotated[Finite, Option("Value of the metric to reach.")] = 0.97
-    goal: Annotated[str, Option("Direction of the metric.", choices=("maximize", "minimize"))] = "maximize"
-    seconds: Annotated[Positive, Option("Seconds of a training run to the target today.")] = 2.0
+    metric: Annotated[Name, Option("Name of the target's metric.")] = "accuracy"
+    target: Annotated[Finite, Option("Target value of the metric.")] = 0.97
+    goal: Annotated[str, Option("Direction in which the metric improves.", choices=("maximize", "minimize"))] = (
+        "maximize"
+    )
+    seconds: Annotated[Positive, Option("Seconds that a training run takes to the target with today's settings.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
         Positive | None, Option("Memory per sample in MiB, as from `bssearch plan memory`.", shown_default=UNKNOWN)
     ] = None
     model: Annotated[
         Name | None,
-        Option("Network by name, or a model to trace, as in `bssearch plan memory`."),
+        Option("Name of a network, or a model to trace, as in `bssearch plan memory`."),
     ] = None
     input_shape: Annotated[
         Shape | None, Option("Shape of a sample, such as 3x224x224, with --model.", flag="--input", metavar="SHAPE")
@@ -110,7 +112,7 @@ class StartRequest(Request):
     learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="the usual rate")] = (
         None
     )
-    price_per_device_hour: Annotated[Positive | None, Option("Price per device-hour, with priority cost.")] = None
+    price_per_device_hour: Annotated[Positive | None, Option("Price per device-hour; needs priority cost.")] = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -313,8 +315,8 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "workload": "YOURS: replace this runnable stand-in by your training; `bssearch init` writes a template"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: the metric of your training today, or worse; find a value with `bssearch check SPEC "
-        "--suggest-target`",
+        "target": "YOURS: a value of the metric that your training reaches today; find a value with `bssearch check "
+        "SPEC --suggest-target`",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
@@ -333,7 +335,8 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "learning_rate": f"around today's rate at batch {batch}; the search starts from the rule and tunes the rate",
         "warmup_epochs": "little warmup, because the weights are already good"
         if tuning
-        else "searched, because large batches with large rates need warmup, by common advice from 8 × the default on",
+        else "searched, because large batches with large rates need warmup (common advice: at 8 × the default batch "
+        "size and above)",
         "weight_decay": "searched, because the best value depends on batch size and learning rate",
         "dropout": "searched, because a larger batch may need more dropout; the workload must use dropout"
         if accurate
@@ -350,9 +353,9 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "default": "YOURS: your configuration today, which runs first",
         "default.learning_rate": ""
         if asked.learning_rate
-        else "a tenth of the usual rate from scratch"
+        else "a tenth of the usual rate for training from scratch"
         if tuning
-        else "usual from scratch",
+        else "the usual rate for training from scratch",
         "trials": f"{TRIALS_PER_SIZE} trials for each batch size; the search may end earlier",
         "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training run today; YOURS if your limit "
         "differs",

@@ -250,7 +250,7 @@ def test_without_seconds_the_objective_is_samples(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, "--target", "1", rows=["8,1,10", "16,0,"], header="batch_size,reached,steps")
     study, spec, trials = stored(tmp_path)
     assert "study runs: no run has train_seconds; the objective is samples_to_target" in said
-    assert "some of 2 runs lack values: steps in 1" in said
+    assert "some of 2 runs lack values: steps in 1 run" in said
     assert (study.objective, spec.budget.trial_train_seconds) == ("samples_to_target", 1.0)
     first, second = map(outcome, trials)
     assert (first.time_to_target_s, first.steps_to_target, first.warnings) == (

@@ -216,7 +216,7 @@ def test_on_a_terminal_what_no_option_says_is_asked(tmp_path: Path, monkeypatch:
         asked.append(text)
         if text.startswith("First priority") and asked.count(text) == 1:
             return "speeed"
-        return {"Devices of the final training": 4}.get(text, default)
+        return {"Number of devices of the final training": 4}.get(text, default)
 
     monkeypatch.setattr("typer.prompt", answer)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)

@@ -52,7 +52,7 @@ class Board(Protocol):
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
         """Show that a trial ended or paused.
 
-        ``is_elsewhere`` means that another driver started the trial. Then skip a trial that the board does not show.
+        ``is_elsewhere`` means that another driver started the trial. If so, skip a trial that the board does not show.
         """
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:

@@ -34,6 +34,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.records.text import plural
 from bssearch.spec import spec_of
 from bssearch.storage.models import column_types
 from bssearch.storage.repository import Store
@@ -62,7 +63,7 @@ class RecordedTrial:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTable:
-    """Recorded trials and their target. ``max_train_seconds`` is the time limit of each trial."""
+    """Recorded trials and their target."""
 
     name: str
     target: Target
@@ -208,8 +209,8 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 def column_type(column: str, values: Sequence[Any]) -> str:
     """Return the pandas type of a column.
 
-    A column without values has the declared type, or text. Mixed numbers and integers beyond 64 bits become floats.
-    Integers beyond the float range and other mixtures become text.
+    A column without values has the declared type, else the text type. Integers beyond 64 bits, or mixed with floats,
+    become floats. Integers beyond the float range and other mixtures become text.
     """
     kinds = {_kind_of(one) for one in values if one is not None}
     declared = _declared().get(column)
@@ -268,7 +269,7 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         _recorded(finished[number], [observation for _, observation in group])
         for number, group in groupby(observations_of(store, name, list(finished.values())), key=itemgetter(0))
     ]
-    one = "imported run of an unrepeated configuration" if spec.is_imported else "finished search trial"
+    one = "imported configuration with a single run" if spec.is_imported else "finished search trial"
     require(
         recorded,
         f"study {name!r} has no learning curves to export: no {one} has evaluations",
@@ -305,5 +306,5 @@ def export_study(store: Store, name: str, file: str | None = None) -> Exported:
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.transfer.write(name, path)
-    note = f"note: skipped running trials: {len(running)}; export the study again after these trials end"
+    note = f"note: skipped {plural(len(running), 'running trial')}; export the study again after these trials end"
     return Exported([str(path)], [note] if running else [])

@@ -22,7 +22,7 @@ ROUNDING = 1.01  # keeps carried learning rates inside the written bounds
 
 
 def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``. Notes name missing runs."""
+    """Write a spec around an imported study's optimum, by default to ``my-NAME.yaml``. Notes propose runs to add."""
     spec, trials, found = spec_of(store.studies.get(name)), store.trials.of(name), answer(store, name)
     require(
         spec.is_imported,
@@ -82,7 +82,7 @@ def export_spec(store: Store, name: str, file: str | None = None) -> Exported:
     return Exported(
         [str(path)],
         [
-            f"note: missing run: {one.in_words}; after the first run of the spec, add the missing run: "
+            f"note: missing run: {one.in_words}; once study {own} exists, add the run: "
             f"bssearch trial add {own} {values}"
             for one, values in zip(missing, adds, strict=True)
         ],

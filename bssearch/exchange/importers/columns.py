@@ -66,7 +66,7 @@ def scale(unit: str) -> float:
 
 
 def seconds_of_unit(name: str) -> float:
-    """Return the seconds in the unit at the end of a name such as ``train_ms``, or 1 without a unit."""
+    """Return the seconds in the unit that ends a name such as ``train_ms``, or 1 if there is no unit."""
     unit = _UNIT.search(name)
     return scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
 

@@ -80,8 +80,8 @@ _EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]
 class Setting:
     """A setting's value, and the name in the log.
 
-    ``distance`` is 1 + the number of dots and slashes after a logged name's prefix, or 0 for renamed settings and other
-    sources. The setting with the smallest distance counts.
+    ``distance`` is 1 + the number of dots and slashes after a logged name's prefix, or 0 for renamed and unlogged
+    settings. The setting with the smallest distance counts.
     """
 
     theirs: str
@@ -195,7 +195,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
 
 
 def hyperparameters(settings: Iterable[Settings]) -> list[str]:
-    """Return the names of known hyperparameters and of settings that vary between runs, except names of runs."""
+    """Return the known hyperparameters, and the settings that vary between runs but do not name the run."""
     runs = list(settings)
     names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
     values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
@@ -392,15 +392,15 @@ def _runs(
     notes = [sources(settings[0]), *assumed, *read, *dict.fromkeys(log.note for log in logs), *_about(logs, runs)]
     if "learning_rate" not in varied:
         notes.append(
-            "no run has a learning rate, so the answer cannot name hardly tuned batch sizes; name the rate's setting "
-            "with --column NAME=learning_rate"
+            "no run has a learning rate, so the answer cannot say which batch sizes are hardly tuned; name the rate's "
+            "setting with --column NAME=learning_rate"
         )
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
         (without, f"have no finite {names.metric} and were skipped"),
         (resumed, "go back to an earlier step and count as resumed"),
-        (repeated, "have several metrics at a step; the last metric counts"),
-        (untimed if len(untimed) < len(runs) else [], "have no seconds"),
+        (repeated, "have several values of the metric at a step; the last value counts"),
+        (untimed if len(untimed) < len(runs) else [], "have no train seconds"),
     ):
         if found:
             notes.append(f"{len(found)} of {len(runs) + len(without)} runs {what} (first: {found[0]})")

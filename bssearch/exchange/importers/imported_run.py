@@ -73,7 +73,7 @@ def parsed_json(text: str, origin: str, *, line: int = 1, **options: Any) -> Any
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``. Raises `UsageError` for other strings, and outside ``low`` to ``high``."""
+    """Parse an integer, also ``120.0``. Raises `UsageError` for invalid text and for integers outside [low, high]."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -158,7 +158,7 @@ class ImportedRun:
 class RunTable:
     """Runs in the order of a table, and notes.
 
-    ``unclear`` says why steps and seconds may not end at the target.
+    ``unclear`` says why steps and seconds might not end at the target.
     """
 
     runs: tuple[ImportedRun, ...]
@@ -330,7 +330,7 @@ class GivenBatch:
 
     @property
     def is_open(self) -> bool:
-        """True if the batch size may be per device or per step."""
+        """True if the batch size is unclear: per device or per step."""
         return BATCH in self.parts and not {MICRO, STEP_BATCH} & self.parts.keys()
 
     def in_words(self, *names: str) -> str:

@@ -44,7 +44,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target and notes. The default target is the worst ``final_metric`` of a run with ``reached``."""
+    """Return the target and notes. The default target is the worst ``final_metric`` of runs that reached the target."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
@@ -207,7 +207,7 @@ def _unknown(runs: Sequence[ImportedRun]) -> Iterator[str]:
     fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
     if nowhere := [name for name, missing in fields.items() if missing == len(runs)]:
         yield f"all runs lack values: {', '.join(nowhere)}"
-    if partly := [f"{name} in {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]:
+    if partly := [f"{name} in {plural(missing, 'run')}" for name, missing in fields.items() if 0 < missing < len(runs)]:
         yield f"some of {len(runs)} runs lack values: {', '.join(partly)}"
 
 

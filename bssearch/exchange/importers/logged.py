@@ -125,7 +125,7 @@ class Names:
         usual_steps = (EPOCH,) if self.epoch_samples else STEPS
         step = self.step if self.step and self.step in there else first_name(there, usual_steps)
         if step is None:
-            missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
+            missing = f"column {EPOCH!r}, which --epoch-samples needs" if self.epoch_samples else "optimizer steps"
             raise UsageError(
                 f"the log has no {missing}; columns with numbers: {listed(list(there))} ({log.origin})",
                 hint="name the epochs with --step NAME"
@@ -165,7 +165,7 @@ class Names:
 
 
 def first_name(there: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
-    """Return the log's spelling of the first ``wanted`` name, which may have a prefix or a unit in the log."""
+    """Return the first ``wanted`` name in the log, as spelled in the log, with any prefix or unit."""
     lower = {name.lower(): name for name in reversed(list(there))}
     lower = {_AROUND_NAME.sub("", name): theirs for name, theirs in reversed(lower.items())} | lower
     return next((lower[one] for one in wanted if one in lower), None)
@@ -259,7 +259,7 @@ def _metric(there: Sequence[str], place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A run's evaluations, whether the run diverged, and the numbers of resumes and of steps with several metrics."""
+    """A run's evaluations, whether the run diverged, and the numbers of resumes and of repeated steps."""
 
     observations: tuple[Observation, ...]
     has_diverged: bool

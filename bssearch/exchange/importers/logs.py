@@ -39,7 +39,7 @@ DAMAGED = "copy the log again from its source, or export the run as a table (.cs
 LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
 
 # Seconds of a Trainer's steps; the Trainer's log has only the total of the last launch.
-SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too short after a resume)"
+SPREAD_SECONDS = "train_runtime minus evaluations, spread over the steps (too short after a resume)"
 
 CLOCK = "_timestamp"  # Weights & Biases' name of the seconds since 1970, also given to other tools' clocks
 

@@ -95,7 +95,10 @@ FEW = 10  # Smaller gaps are rarely optimizer steps: evaluating would take longe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSteps:
-    """The first report step, and the smallest and largest gap. Gaps are None if no trial has two reports."""
+    """The first report step, and the smallest and largest gap between reports.
+
+    Gaps are None if no trial has two reports.
+    """
 
     first: int = 1
     smallest_gap: int | None = None
@@ -200,9 +203,9 @@ def import_optuna(
 ) -> Studies:
     """Make a study from an Optuna study's COMPLETE and PRUNED trials.
 
-    A trial reached the target if a report or the trial's value meets the target. With --seconds value, each COMPLETE
-    trial reached the target. The import skips trials that violate a constraint. A study of `export --to optuna` needs
-    neither --seconds nor --steps.
+    A trial reached the target if a report or the trial's value meets the target. If --seconds is value, each
+    COMPLETE trial reached the target. The import skips trials that violate a constraint. A study of `export --to
+    optuna` needs neither --seconds nor --steps.
     """
     # imports SQLAlchemy, which `import --help` does not need
     from bssearch.exchange.importers.imported_studies import make_studies
@@ -386,7 +389,7 @@ class _Reader:
         ended, runs, notes = self._readable(ended)
         if violating:
             count = plural(len(violating), "trial")
-            notes.append(f"skipped {count} with a violated constraint (first: {min(violating)})")
+            notes.append(f"skipped {count} with a violated constraint (first: trial {min(violating)})")
         check_scale([run.final_metric for run in runs], self.target, self.target.goal, self.place)
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
@@ -475,7 +478,7 @@ class _Reader:
         if beyond:
             yield (
                 f"time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials (first: "
-                f"{beyond[0]}): the trials "
+                f"trial {beyond[0]}): the trials "
                 + (
                     "lack a duration or the attribute"
                     if self.figures_at is FiguresAt.TARGET
@@ -495,16 +498,16 @@ class _Reader:
                 moment = FiguresAt.TARGET if self._is_at_target(self.seconds_name) else FiguresAt.END
                 remedy = f"; if the attribute covers the whole training, add --figures-at {moment}"
             yield (
-                f"seconds are unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): these trials "
-                f"retried failed trials, and may have resumed from checkpoints{remedy}"
+                f"seconds are unknown for {len(resumed)} of {len(runs)} trials (first: trial {resumed[0]}): these "
+                f"trials retried failed trials, and may have resumed from checkpoints{remedy}"
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
             if shared and not self._is_at_target(name):
                 yield (
-                    f"{len(shared)} of {len(runs)} trials trained past the target (first: {shared[0]}), so {option} "
-                    f"{USER_ATTRIBUTE}{name} counts up to the first report that met the target; if the attribute ends "
-                    f"at the target, add --figures-at {FiguresAt.TARGET}"
+                    f"{len(shared)} of {len(runs)} trials trained past the target (first: trial {shared[0]}), so "
+                    f"{option} {USER_ATTRIBUTE}{name} counts up to the first report that met the target; if the "
+                    f"attribute ends at the target, add --figures-at {FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:

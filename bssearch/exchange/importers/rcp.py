@@ -101,7 +101,8 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTa
     target = TARGETS.get(benchmark, UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
         notes.append(
-            f"the target of {benchmark or 'the benchmark'} is unknown; quality_target 1 means the benchmark's target"
+            f"the target of {benchmark or 'the benchmark'} is unknown; in the study, quality_target 1 means the "
+            "benchmark's target"
         )
     return RunTable(tuple(runs), tuple(notes)), target
 

@@ -122,8 +122,8 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
         return f"{ended} of {reached} runs that reached the target, at {len(sizes)} batch sizes, have {same}"
     if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
-            f"{ended} of {reached} runs that reached the target, at {len(sizes)} batch sizes, have the {measure} of "
-            "runs with other parameters at the same batch size"
+            f"{ended} of {reached} runs that reached the target, at {len(sizes)} batch sizes, have the same "
+            f"{measure} as runs with other parameters at the same batch size"
         )
     return ""
 
@@ -251,7 +251,7 @@ def parse_runs(
     column: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> RunTable:
-    """Parse a table of runs. Without a column ``reached``, the metric shows which runs reached ``target``."""
+    """Parse a table of runs. If ``reached`` is missing, the metric shows which runs reached ``target``."""
     line, header, found = _cells(text, source)
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
@@ -399,7 +399,7 @@ NO_SHARES = (
 
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
-    """Raise `UsageError` if a loss lacks a goal, a share exceeds 1, or metrics and target may differ in unit."""
+    """Raise `UsageError` if a loss lacks a goal, a fraction exceeds 1, or metrics and target may differ in unit."""
     require(
         goal is not None or not LOSS.fullmatch(target.metric),
         f"metric {target.metric} has no goal, and its name suggests that lower values are better",

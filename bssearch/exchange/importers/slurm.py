@@ -18,7 +18,7 @@ from bssearch.records import grouped
 
 PATTERNS = {
     "pairs": "step 100 loss 2.3 val_acc 0.91 time 12.3s, also with = or :",
-    "object": '{"step": 100, "val_acc": 0.91}, of JSON or Python',
+    "object": '{"step": 100, "val_acc": 0.91}, in JSON or Python',
 }
 COUNTERS = frozenset({"step", "steps", "global_step", "train_step", "iter", "iteration", "iters", "epoch"})
 _RESULT = re.compile("acc|loss|err|f1|auc|ppl|perplexity|bleu|rouge|wer|mse|mae|map|score|val|eval|test", re.IGNORECASE)

@@ -10,8 +10,8 @@ __all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]
 def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
     """Plan a training step's memory per device, and the micro-batches that fit.
 
-    Give ``parameters``, a ``network`` with ``input_shape``, or a ``model`` to trace (see `models`). With
-    ``parameters``, activations need a transformer's dimensions.
+    Give ``parameters``, a ``network`` with ``input_shape``, or a ``model`` to trace (see `models`). For
+    activations, give a transformer's dimensions beside ``parameters``.
 
     Raises:
         UsageError: An argument is invalid, or two arguments contradict each other.

@@ -1,8 +1,8 @@
 """Models for a traced memory plan, with random weights and no network access.
 
-``package.module:attribute`` and ``path/file.py:attribute`` name a module, or a function that returns a module. A pair
-of a module and ``loss(module, size)`` can replace the module. ``transformers:Class`` uses the default
-configuration, and ``transformers:PATH`` reads ``config.json``. ``timm:name`` is a model of timm.
+``package.module:attribute`` and ``path/file.py:attribute`` name an ``nn.Module``, or a function that returns an
+``nn.Module``. A pair of a module and ``loss(module, size)`` can replace the module. ``transformers:Class`` uses the
+default configuration, and ``transformers:PATH`` reads ``config.json``. ``timm:name`` is a model of timm.
 """
 
 import importlib
@@ -36,7 +36,7 @@ class NoBlocksError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module to trace.
+    """An ``nn.Module`` to trace.
 
     ``batch`` makes a batch of a given size. ``loss`` returns the loss and, if known, the output.
     """
@@ -70,7 +70,7 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Checkpoint activations with the model's own method, else in the repeated modules of a list."""
+    """Checkpoint activations with the model's own method, else in each repeated block of a module list."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:

@@ -304,7 +304,7 @@ CONTEXT_BYTES = 512 * MIB  # a CUDA context and kernels take about half a GiB pe
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """A kind of device. ``memory_bytes`` is None if unknown, and ``capability`` is None without a GPU."""
+    """A kind of device. ``memory_bytes`` is None if unknown, and ``capability`` is None for devices without CUDA."""
 
     name: str
     memory_bytes: int | None
@@ -334,7 +334,7 @@ class MemoryDevice:
 
     @property
     def taken_bytes(self) -> int:
-        """The bytes in use before the first tensor, without the CUDA context if the memory is unknown."""
+        """The bytes in use before the first tensor, excluding the CUDA context if the memory is unknown."""
         return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 
@@ -445,7 +445,7 @@ class MemoryPlanRequest(Request):
 
     parameters: Annotated[
         Parameters,
-        Option("Parameters of the model, such as 110000000, 1.1e8, 110M or 7B.", metavar="N"),
+        Option("Number of model parameters, such as 110000000, 1.1e8, 110M or 7B.", metavar="N"),
     ] = None
     precision: Annotated[str, Option("Precision of the forward pass; fp8 is only for weights.", choices=PRECISIONS)] = (
         "fp32"
@@ -475,12 +475,14 @@ class MemoryPlanRequest(Request):
             metavar="NAME",
         ),
     ] = None
-    layers: Annotated[Dimension | None, Option("Layers of a transformer, each with attention and MLP.")] = None
+    layers: Annotated[Dimension | None, Option("Number of transformer layers, each with attention and MLP.")] = None
     hidden: Annotated[Dimension | None, Option("Hidden size of the transformer.", label="Hidden size")] = None
-    heads: Annotated[Dimension | None, Option("Attention heads of the transformer.", label="Attention heads")] = None
+    heads: Annotated[Dimension | None, Option("Number of attention heads.", label="Attention heads")] = None
     kv_heads: Annotated[
         Dimension | None,
-        Option("Heads of keys and values.", label="Heads of keys and values", shown_default="as many as heads"),
+        Option(
+            "Number of heads for keys and values.", label="Heads of keys and values", shown_default="as many as heads"
+        ),
     ] = None
     sequence: Annotated[Dimension | None, Option("Tokens per sample.", unit="tokens")] = None
     vocabulary: Annotated[
@@ -499,15 +501,15 @@ class MemoryPlanRequest(Request):
             choices=tuple(MLP_TENSORS),
         ),
     ] = None
-    fused_attention: Annotated[bool | None, Option("Fused (flash) attention, without scores.", shown_default="no")] = (
-        None
-    )
+    fused_attention: Annotated[
+        bool | None, Option("Fused (flash) attention, which keeps no scores.", shown_default="no")
+    ] = None
     dropout: Annotated[
         bool | None, Option("Dropout in each layer, whose mask takes one byte per element.", shown_default="yes")
     ] = None
     network: Annotated[
         str | None,
-        Option("Convolutional network by name, with --input, instead of parameters.", choices=tuple(ARCHITECTURES)),
+        Option("Name of a convolutional network, instead of parameters; needs --input.", choices=tuple(ARCHITECTURES)),
     ] = None
     stages: Annotated[
         Shape | None,
@@ -523,7 +525,7 @@ class MemoryPlanRequest(Request):
     ] = None
     trainable_parameters: Annotated[
         Parameters,
-        Option("Trained parameters; all other parameters are frozen.", metavar="N", shown_default="all"),
+        Option("Number of trained parameters; all other parameters are frozen.", metavar="N", shown_default="all"),
     ] = None
     lora_rank: Annotated[
         Dimension | None,
@@ -546,12 +548,12 @@ class MemoryPlanRequest(Request):
         ),
     ] = None
     devices: Annotated[
-        Annotated[int, Field(ge=1, le=10**6)] | None, Option("Devices that share the shards.", shown_default="1")
+        Annotated[int, Field(ge=1, le=10**6)] | None, Option("Number of devices to shard over.", shown_default="1")
     ] = None
     micro_batch: Annotated[
         Count | None,
         Option(
-            "Micro-batch of the predicted peak.",
+            "Micro-batch whose memory peak the plan predicts.",
             label="Micro-batch of the peak",
             unit="samples",
             shown_default="the safe micro-batch",
@@ -707,7 +709,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def overhead_bytes(self) -> int:
-        """The bytes in use before the first tensor; 0 without a device. ``memory_gib`` excludes the CUDA context."""
+        """Bytes in use before the first tensor; 0 if ``device`` is None. ``memory_gib`` excludes the CUDA context."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
@@ -722,7 +724,7 @@ class MemoryPlanRequest(Request):
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
-        """Return a device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        """Return the bytes per device, sharded if ``stage`` >= ``from_stage`` (Rajbhandari et al. 2020, § 5)."""
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:

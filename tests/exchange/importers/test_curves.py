@@ -504,7 +504,7 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
         ("step,val_acc,batch_size\n-1,0.5,8\n", {}, "step -1 must be in"),
         ("step,val_acc,batch_size\n1,inf,8\n", {}, "no run has a finite"),
         ("step,val_acc,batch_size\n0,0.5,8\n", {}, "before the first step"),
-        ("step,val_acc,batch_size\n1,0.5,8\n", {"epoch_samples": 9}, "no 'epoch', which --epoch-samples counts"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"epoch_samples": 9}, "no column 'epoch', which --epoch-samples needs"),
         ("step,seconds,val_acc,batch_size\n1,-5,0.5,8\n", {}, "-5 seconds at step 1"),
         ("step,val_acc,val_f1,batch_size\n1,0.5,0.4,8\n", {}, "ambiguous: the logs have 'val_acc', 'val_f1'"),
         ("step,val_loss,batch_size\n1,0.5,8\n", {}, "metric val_loss has no goal"),

@@ -162,7 +162,7 @@ def test_a_trial_that_violates_a_constraint_is_left_out(write: Write) -> None:
     )
     made = import_optuna(file, target=0.9, seconds="duration", steps="step")
     assert [one.configuration.batch_size for one in made.studies[0].trials] == [32, 256, 512]
-    assert any("skipped 3 trials with a violated constraint (first: 0)" in note for note in made.notes)
+    assert any("skipped 3 trials with a violated constraint (first: trial 0)" in note for note in made.notes)
     write(constrained(16, constraints=[2.0]), name="none")
     refuse(UsageError, file, "none", said="that meets all constraints", target=0.9, seconds="duration")
 
@@ -331,7 +331,7 @@ def test_a_duration_is_the_time_to_the_target_only_of_a_trial_that_ended_there(w
     assert [one.time_to_target_s for one in outcomes(made)] == [5.0, *[None] * 6]
     assert states(made) == [*["reached"] * 3, "exhausted", *["reached"] * 3]
     assert outcomes(made)[3].last_miss_seconds == 8.0
-    assert any("target are unknown for 5 of 7 trials (first: 1)" in note for note in made.notes)
+    assert any("target are unknown for 5 of 7 trials (first: trial 1)" in note for note in made.notes)
     silent = write(trial(0.96, lasted=6.0), name="silent")
     refuse(UsageError, silent, "silent", said="unknown for 1 of 1 trials", target=0.9, seconds="duration")
 
@@ -369,8 +369,8 @@ def test_of_a_trial_that_went_on_past_the_target_the_figures_are_the_share_until
     assert (outcomes(made)[3].last_miss_seconds, outcomes(made)[3].last_miss_step) == (300.0, 2000)
     by_steps = import_optuna(file, target=0.9, seconds="user_attr:took", steps="step")
     assert [one.time_to_target_s for one in outcomes(by_steps)] == pytest.approx(times)
-    assert any("3 of 8 trials trained past the target (first: 0)" in note for note in made.notes)
-    assert any("unknown for 3 of 8 trials (first: 4)" in note for note in made.notes)
+    assert any("3 of 8 trials trained past the target (first: trial 0)" in note for note in made.notes)
+    assert any("unknown for 3 of 8 trials (first: trial 4)" in note for note in made.notes)
 
 
 @pytest.mark.slow
@@ -522,7 +522,7 @@ def test_values_of_a_study_that_was_exported_are_never_its_metric(tmp_path: Path
     easier = import_optuna(file, target=0.6, seconds=whole)
     assert states(easier) == ["reached", "reached"]
     assert [one.time_to_target_s for one in outcomes(easier)] == [4.0, 8.0]
-    assert any("1 of 2 trials trained past the target (first: 0)" in note for note in easier.notes)
+    assert any("1 of 2 trials trained past the target (first: trial 0)" in note for note in easier.notes)
 
 
 def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_path: Path) -> None:
