@@ -227,7 +227,7 @@ CLAIMS = {
     ),
     "largest_not_best": Claim(
         "more devices are always faster",
-        "from the critical batch size on, doubling the batch saves at most a quarter of the steps, for at "
+        "above the critical batch size, doubling the batch saves at most a quarter of the steps, for at "
         "least 1.5× the samples",
         "McCandlish et al. 2018, arXiv 1812.06162; Shallue et al. 2019, arXiv 1811.03600",
     ),
