@@ -103,7 +103,7 @@ class Law(Model):
 
 
 class Fit(Law):
-    """The law, fitted to tuned batch sizes if three or more are tuned, else to all batch sizes.
+    """The law, fitted to tuned batch sizes if three tuned sizes reached the target, else to all sizes.
 
     ``including_untuned`` is the fit to all batch sizes, null if all are tuned. ``b_star`` is the batch size with the
     least predicted time. ``noise_scale_ratio`` is gradient noise scale / critical batch size.

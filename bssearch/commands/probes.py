@@ -344,7 +344,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
         if not use.fits:
             without_reserve = executor.measure_memory(request)
             if without_reserve.fits:
-                use = replace(use, reason=f"fits only without a reserve: {use.reason}")
+                use = replace(use, reason=f"fits only if no memory stays in reserve: {use.reason}")
                 marginal.append(use)
                 tell(use)
                 continue

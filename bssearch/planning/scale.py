@@ -136,8 +136,8 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if is_split:
         yield Note(
             "token_weighted_loss",
-            "if samples have different numbers of tokens, divide the summed loss by the batch's tokens. The mean of "
-            "micro-batch means differs by up to 10 % (huggingface/transformers#34191)",
+            "if samples have different numbers of tokens, the mean of micro-batch means is not the batch's mean; "
+            "divide the summed loss by the batch's number of tokens (huggingface/transformers#34191)",
         )
     if asked.devices > 1 and steps > 1:
         yield Note("no_sync", "use DDP's no_sync, so that devices exchange gradients only after the last micro-batch")

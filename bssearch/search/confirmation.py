@@ -148,7 +148,7 @@ def next_run(history: History, *, spares: bool = True) -> TrialPlan | None:
 
 
 def remaining(history: History, trials: Sequence[TrialRecord], *, spares: bool = True) -> list[TrialPlan]:
-    """Return the missing runs of all finalists, seed by seed, in random order.
+    """Return missing runs of finalists, seed by seed, in random order.
 
     Configurations with runs stay finalists. If ``spares``, `beaten` configurations and `plain_misses` get no more
     runs. The plans retry lost and cancelled runs, and failed runs once. If a run was out of memory, the plans retry all

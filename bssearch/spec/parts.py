@@ -360,7 +360,7 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
             return given
         low, high = bounds(domain)
         if low != high:
-            raise ValueError(f"{name} is searched, so the default must give a value")
+            raise ValueError(f"{name} is searched but missing from the default; give the default a value")
         bare = name.rpartition(".")[2]
         return space.carried({bare: low}, default.batch_size)[bare]
 
@@ -413,7 +413,7 @@ def _own_values(default: DefaultSpec, space: SearchSpace) -> dict[str, Parameter
         if name in given:
             values[name] = as_in_domain(name, given[name], domain)
         elif isinstance(domain, OwnRange):
-            raise ValueError(f"{name} is searched, so the default must give a value")
+            raise ValueError(f"{name} is searched but missing from the default; give the default a value")
         else:
             values[name] = _only(domain, name) if isinstance(domain, tuple) else domain
     return values
@@ -421,5 +421,5 @@ def _own_values(default: DefaultSpec, space: SearchSpace) -> dict[str, Parameter
 
 def _only(choices: Sequence[Any], name: str) -> Any:
     if len(choices) > 1:
-        raise ValueError(f"{name} is searched, so the default must give a value")
+        raise ValueError(f"{name} is searched but missing from the default; give the default a value")
     return choices[0]

@@ -167,7 +167,7 @@ def json_kind(value: object) -> str:
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
     """The reason why a JSON value cannot be a stored object, or None.
 
-    With ``of_scalars``, the object may hold only booleans, numbers, strings and nulls.
+    If ``of_scalars``, the object may hold only booleans, numbers, strings and nulls.
     """
     if not isinstance(value, dict):
         return f"{json_kind(value)}; expected an object"

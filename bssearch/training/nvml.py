@@ -149,11 +149,11 @@ def other_drivers() -> list[int]:
     running = [pid for pid in psutil.pids() if _runs_trials(pid)]
     if set(running) <= {*children_of(os.getppid())}:  # only our driver's workers: psutil takes 20 ms for the rest
         return []
-    family, drivers = _family(), set[int]()
+    family, parents = _family(), set[int]()
     for pid in {*running} - family:
         with suppress(psutil.Error):
-            drivers.add(psutil.Process(pid).ppid())
-    return sorted(drivers - family)
+            parents.add(psutil.Process(pid).ppid())
+    return sorted(parents - family - {*running})  # a script's or rank's parent is a worker
 
 
 def _runs_trials(pid: int) -> bool:

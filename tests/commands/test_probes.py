@@ -225,7 +225,7 @@ def test_a_size_that_leaves_no_reserve_neither_fits_nor_is_too_large(store: Stor
     assert found.largest_that_fits <= 260 and found.smallest_that_does_not is not None
     assert found.smallest_that_does_not > 300
     assert {260 < use.micro_batch_size <= 300 for use in found.marginal} == {True}
-    assert all("only without a reserve" in (use.reason or "") for use in found.marginal)
+    assert all("only if no memory stays in reserve" in (use.reason or "") for use in found.marginal)
     stored = {use.micro_batch_size for use in store.probes.memory(SPEC.name, HERE)}
     assert stored.isdisjoint(use.micro_batch_size for use in found.marginal)
 

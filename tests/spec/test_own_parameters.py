@@ -101,7 +101,7 @@ def test_what_the_space_fixes_fills_itself_and_a_value_is_as_the_space_writes_it
         ({"model": {"a": 2**60}}, {}, "must be at most 9007199254740992"),
         ({"model": {"a": None}}, {}, "space.model.a = null: must be a number, true or false, or a string"),
         ({"model": {"a": {"low": 1.5, "high": 2, "integer": True}}}, {}, "low = 1.5 must be a whole number"),
-        ({"model": {"a": [1, 2]}}, {}, "model.a is searched, so the default must give a value"),
+        ({"model": {"a": [1, 2]}}, {}, "model.a is searched but missing from the default; give the default a value"),
         ({"model": {"a": [1, 2]}}, {"model": {"a": "x"}}, "model.a = 'x' must be a number, as in space.model.a"),
         ({"model": {"a": {"low": 1, "high": 4}}}, {"model": {"a": 2.5}}, "model.a = 2.5 must be a whole number"),
         ({}, {"loss": {"a": 1}}, "default.loss.a is given, but there is no space.loss.a"),

@@ -65,7 +65,7 @@ def test_a_fixed_value_of_the_space_is_that_of_a_default_that_leaves_it_out() ->
     default = {key: value for key, value in SPEC["default"].items() if key != "dropout"}
     spec = make_spec(space={**SPEC["space"], "dropout": 0.25}, default=default)
     assert spec.default_configuration.dropout == 0.25
-    with pytest.raises(ValueError, match="dropout is searched, so the default must give a value"):
+    with pytest.raises(ValueError, match="dropout is searched but missing from the default; give the default a value"):
         make_spec(default=default)
 
 
@@ -142,7 +142,11 @@ def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
         ("target: {metric: accuracy, value: 0.9}\n", "", "target: field required ({path})"),
         ("value: 0.9", "value: high", "target.value = 'high': must be a valid number"),
         ("value: 0.9", "value: .nan", "target.value"),
-        (", dropout: 0.1}", "}", "dropout is searched, so the default must give a value ({path}:9)"),
+        (
+            ", dropout: 0.1}",
+            "}",
+            "dropout is searched but missing from the default; give the default a value ({path}:9)",
+        ),
         ("trials: 20", "trials: 3", "budget.trials = 3 must be >= 4"),
         ("name: toy", "name: to/y", "name = 'to/y'"),
         ("schema_version: 1", "schema_version: 2", "schema_version = 2"),

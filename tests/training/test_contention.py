@@ -275,7 +275,9 @@ def test_slow_looks_before_a_pause_count() -> None:
 ANOTHER_DRIVER = """
 import subprocess, sys
 waits = "import sys; print('up', flush=True); sys.stdin.read()"
-subprocess.run([sys.executable, "-c", waits, "bssearch.executors.worker"])
+host = "bssearch.executors.loops.script_host"
+serves = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}, {host!r}])"
+subprocess.run([sys.executable, "-c", serves, "bssearch.executors.worker"])
 """
 
 
@@ -291,7 +293,9 @@ def test_another_driver_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
         said = reason()
         assert "bssearch driver" in said and str(driver.pid) in said
-        assert "bssearch driver" in str(nvml._name(psutil.Process(driver.pid).children()[0].pid))
+        worker = psutil.Process(driver.pid).children()[0].pid
+        assert nvml.other_drivers() == [driver.pid], "the worker is the parent of a script's process"
+        assert "bssearch driver" in str(nvml._name(worker))
         assert "bssearch" not in str(nvml._name(os.getpid()))
 
 

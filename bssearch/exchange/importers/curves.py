@@ -81,7 +81,7 @@ class Setting:
     """A setting's value, and the name in the log.
 
     ``distance`` is 1 + the number of dots and slashes after a logged name's prefix, or 0 for renamed and unlogged
-    settings. The setting with the smallest distance counts.
+    settings. Among the logged settings of one name, the smallest distance counts.
     """
 
     theirs: str

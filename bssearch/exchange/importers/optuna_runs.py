@@ -152,7 +152,8 @@ def import_optuna(
         float | None, Option("Target value of the metric.", shown_default="the target of a study exported by bssearch")
     ] = None,
     goal: Annotated[
-        Goal | None, Option("Direction in which the metric improves.", shown_default="the study's direction")
+        Goal | None,
+        Option("Direction in which the metric improves.", shown_default="the metric's goal if known, else maximize"),
     ] = None,
     param: Annotated[
         list[str] | None,
@@ -397,9 +398,8 @@ class _Reader:
         require(
             not all(run.train_seconds is None and run.steps is None for run in runs),
             "; ".join(["no trial has known seconds or steps", *notes]),
-            hint=f"name the seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or "
-            f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
-            f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
+            hint=f"add --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or add "
+            f"--steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME",
         )
         return runs, [*self._taken(trials), *notes]
 

@@ -205,10 +205,10 @@ class Lamb(_Moments):
 
 
 class Lars(_Momentum):
-    """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
+    """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per matrix or filter.
 
-    ``trust_coefficient`` × ‖w‖ / ‖gradient‖ scales the rate. ``trust_clip`` caps the result at the learning
-    rate (LARC). The default momentum is the paper's, not timm's 0.
+    ``trust_coefficient`` × ‖w‖ / (‖gradient‖ + weight decay × ‖w‖) scales the rate. ``trust_clip`` caps the result at
+    the learning rate (LARC). The default momentum is the paper's, not timm's 0.
     """
 
     name: Literal["lars"]

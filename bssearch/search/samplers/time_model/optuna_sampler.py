@@ -59,7 +59,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     Args:
         default: The first trial, and the first centre of the learning-rate prior. Missing parameters start at random.
         step_seconds: Seconds per training step by batch size. By default, trials with a user attribute ``steps`` give
-            step seconds. If fewer than two batch sizes have step seconds, the model assumes step time
+            step seconds. If fewer than two batch sizes have step seconds, the model assumes step seconds
             ∝ 1 + B / √(B_min · B_max).
         seconds_per_report_step: The unit of the report step, in seconds.
         seed: The same seed and trials give the same suggestions, except for parallel trials (``n_jobs``).
