@@ -442,7 +442,7 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
     while location and location not in origins:
         location = location[:-1]
     place = origins.get(location, path)
-    if searched := re.fullmatch(r"(\S+) is searched, so the default must give a value", message):
+    if searched := re.fullmatch(r"(\S+) is searched but missing from the default; give the default a value", message):
         by = origins.get(("space", *searched[1].split(".")), "")
         if by.startswith("preset "):
             return f"{by} searches {searched[1]}: give default.{searched[1]} too ({place})"
