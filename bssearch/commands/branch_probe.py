@@ -351,7 +351,7 @@ def branch(
     at: Annotated[
         list[int] | None,
         Option(
-            "Number of samples before each checkpoint, unless the checkpoint records this number.",
+            "Number of samples before each checkpoint, by default the number in the checkpoint's file.",
             min=0,
             metavar="SAMPLES",
         ),

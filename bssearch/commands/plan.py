@@ -232,7 +232,8 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
     """Estimate the time, cost and efficiency of 1 to ``devices`` devices, and the largest number worth the cost.
 
-    Stated values override ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
+    Stated values override ``study``, and ``step_times`` overrides the study's step times. Raises `UsageError` for
+    missing or contradictory values.
 
     Example: ``bssearch.plan_scale(devices=8, batch=512, study="digits", parameters="110M", bandwidth_gb_s=50)``
     """

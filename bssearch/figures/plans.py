@@ -348,7 +348,7 @@ def shown_larger(plan: LargerPlan) -> Shown:
                 document,
                 "checks",
                 {"samples": "after samples", "b_crit.value": "B_crit", "b_crit.low": "90 % from", "b_crit.high": "to"},
-                caption="To check during the run",
+                caption="Critical batch sizes to check during the run",
             ),
         ],
         notes=[one.message for one in plan.notes],

@@ -109,7 +109,7 @@ class PooledStepTime(Generic[Key]):
 
     Attributes:
         common: Error of the reference kernel's time, which cancels in ratios.
-        excess: Mean log ratio of wall time to ``seconds``, which bounds the bias; 0 from uncontended trials.
+        excess: Mean log ratio of wall time per step to ``seconds``, about the size of the bias.
     """
 
     kind: Key

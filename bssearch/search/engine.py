@@ -542,7 +542,7 @@ class Engine:
         if not self.pruning.standings.can_wait:
             return []
         self.pruning.standings.can_wait = False
-        return [Tell(f"stopping trials instead of pausing, because saving a checkpoint failed: {reason}")]
+        return [Tell(f"stopping trials instead of pausing, because checkpoints cannot be saved: {reason}")]
 
     def interrupted(self) -> list[Action]:
         self._stage = EngineStage.STOPPING

@@ -104,7 +104,9 @@ def check_command(
         try:
             groups = re.compile(text).groups
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"report.{name}: {text} is not a regular expression: {error}") from None
+            raise ValueError(
+                f"report.{name}: {text} is not a regular expression: {error}; correct the expression"
+            ) from None
         if groups != 1:
             raise ValueError(f"report.{name}: {text} must have one group, for the value, instead of {groups}")
         if name == "step" and _EPOCH.search(re.sub(r"\\[a-zA-Z]", "", text.partition("(")[0])):

@@ -66,7 +66,7 @@ def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> 
 def bind_study(
     connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool
 ) -> None:
-    """Bind a study to a kind of device. Raises `OtherDeviceError` if the study is bound to another kind.
+    """Bind a study to a device, precision and compile mode. Raises `OtherDeviceError` for other bound values.
 
     With ``again``, an environment of the same kind replaces the stored environment.
     """

@@ -100,7 +100,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Return a warning if ``wall`` exceeds the ledgers' sum by `LEDGER_GAP_SECONDS` and `LEDGER_GAP_SHARE`."""
+        """Return a warning if over `LEDGER_GAP_SECONDS` and `LEDGER_GAP_SHARE` × ``wall`` were not measured."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []

@@ -626,7 +626,10 @@ def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], ext
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
-            raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} is {was} in the checkpoint")
+            raise WorkloadError(
+                f"the parameter {name} of shape {tuple(parameter.shape)} is {was} in the checkpoint; let build_model() "
+                "create the same parameters in each call"
+            )
     device = next(model.parameters()).device
     for name, tensor in saved.items():
         path, _, leaf = name.rpartition(".")

@@ -272,7 +272,7 @@ def _token_part(train: Part, workload: object) -> TokenPart:
     least = min(found, default=0)
     require(
         len(found) == len(cast(DatasetPart, train).samples) and least >= 1,
-        f"sample_tokens has {plural(len(found), 'number')}, the least {least}; give {len(train)} numbers >= 1",
+        f"sample_tokens has {plural(len(found), 'number')} >= {least}; give {len(train)} numbers >= 1",
         error=WorkloadError,
     )
     return TokenPart(cast(DatasetPart, train), found)

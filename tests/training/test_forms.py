@@ -619,7 +619,7 @@ def counted_in_samples(workload: CharLM) -> None:
     ("mistake", "error", "said"),
     [
         (unmeasured, WorkloadError, "sample_tokens"),
-        (too_few, WorkloadError, "sample_tokens has .* numbers, the least "),
+        (too_few, WorkloadError, "sample_tokens has .* numbers >= "),
         (short, UsageError, "64 tokens must hold the longest training sample, 90"),
         (hungry, UsageError, "of a step's 3 micro-batches of 64 tokens"),
         (mean_loss, WorkloadError, "WeightedLoss"),

@@ -34,7 +34,7 @@ LARGEST_STEP = 2**40  # a step per microsecond for twelve days, whose samples fi
 
 LARGEST_SECONDS = 1e9  # thirty years
 
-_OF_GROUPS = ": the group must match only a number"
+_OF_GROUPS = "; let the group match only a number"
 
 _ENDS_OF_LINES = re.compile(rb"([\r\n])")
 
