@@ -523,7 +523,7 @@ MISTAKES = {
     "unlogged in Lightning": Mistake(
         script(loop('self.log("accuracy",', "print(", name="lightning_loop.py")), ("'accuracy'", "log")
     ),
-    "missing package": Mistake(script("import nopackage\n"), ("train.py:1", "provides 'nopackage'")),
+    "missing package": Mistake(script("import nopackage\n"), ("train.py:1", "package of module 'nopackage'")),
 }
 
 

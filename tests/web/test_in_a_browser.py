@@ -283,7 +283,7 @@ def test_it_works_without_a_script(browser: Any, server: Server) -> None:
         page.fill("#field-batch", "100")
         page.click("#fields-batch-and-devices summary")
         page.fill("#field-micro", "48")
-        page.click("text=Calculate")
+        page.get_by_role("button", name="Calculate").click()
         assert page.input_value("#field-batch") == "100" and page.input_value("#field-micro") == "48"
         assert "must be a multiple of" in page.text_content("#error-batch")
         assert page.get_attribute("#field-batch", "aria-invalid") == "true"
