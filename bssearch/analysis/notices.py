@@ -302,7 +302,8 @@ def _about_the_runs(trials: Sequence[TrialRecord], verdict: Verdict) -> list[Cav
                 if optimal.objective.common is not None
                 else "the times of these runs are steps × the uncontended step time"
                 if timed == len(shared)
-                else f"only {timed} of these runs have an uncontended step time; repeat the runs on an idle machine"
+                else f"{len(shared) - timed} of the times are measured and may be too long; repeat the runs on an idle "
+                "machine"
             ),
         ),
         (
@@ -378,8 +379,8 @@ def _about_measurements(spec: StudySpec, verdict: Verdict, probes: Collection[Pr
 def retargeted(target: Target) -> Notice:
     return Notice(
         code="retargeted",
-        message=f"the search aimed at {target.metric} {target.value:g}, so another batch size may reach the easier "
-        "target sooner; run a new study with the easier target",
+        message=f"the search aimed at {target.metric} {target.value:g}, so another batch size may be better at "
+        "the easier target; run a new study with the easier target",
     )
 
 

@@ -117,7 +117,7 @@ class _Commands(TyperGroup):
             if hasattr(error.__cause__, "errors"):  # pydantic's messages have no value
                 problem = error.__cause__.errors()[0]
                 words = problem_in_words(problem)
-                message = f"{problem['input']} {words}" if words.startswith("must ") else message
+                message = f"{problem['input']!r:.60} {words}" if words.startswith("must ") else message
             error.message = without_passwords(message)
             raise
 

@@ -101,7 +101,7 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> Non
         case Format.TABLE if rows:
             print_table(rows, columns)
         case Format.TABLE:
-            write("no matching rows\n")
+            write("nothing to list\n")
         case Format.JSON:
             print_json(list(rows))
         case Format.JSONL:

@@ -98,7 +98,7 @@ BASES = {
 
 
 MEANINGS = {
-    "queued": "trains next",
+    "queued": "trains once a slot is free",
     "running": "trains now",
     "paused": "has a checkpoint; may resume",
     "reached": "reached the target",

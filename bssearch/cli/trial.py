@@ -258,7 +258,7 @@ def sentences(found: Rerun) -> Iterator[str]:
     yield _steps(found)
     if found.time_ratio is not None:
         end = "the target" if found.steps_ratio is not None else "the last common evaluation"
-        yield f"Until {end}, the median rerun took {cell(found.time_ratio)} times the stored train seconds."
+        yield f"Until {end}, {_typical(found)} took {cell(found.time_ratio)} times the stored train seconds."
     yield (
         "Differences from the stored environment:"
         if found.differences
@@ -269,6 +269,10 @@ def sentences(found: Rerun) -> Iterator[str]:
             "GPU kernels may sum in a different order unless `training.deterministic` is true. "
             "A workload may draw random numbers that ignore the seed."
         )
+
+
+def _typical(found: Rerun) -> str:
+    return "the rerun" if len(found.runs) == 1 else "the median rerun"
 
 
 def _steps(found: Rerun) -> str:
@@ -286,7 +290,7 @@ def _steps(found: Rerun) -> str:
     differs = [
         (
             found.steps_ratio is not None,
-            f"the median rerun took {cell(found.steps_ratio)} times the steps to the target",
+            f"{_typical(found)} took {cell(found.steps_ratio)} times the steps to the target",
         ),
         (
             first,

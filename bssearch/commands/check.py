@@ -383,7 +383,8 @@ def _training_steps(evidence: CheckEvidence, executor: Executor) -> Iterator[Wal
     elif largest == default:
         soonest = f"this check trained only batch {default}"
     else:
-        soonest = f"batch {min(reached, key=reached.__getitem__)} is the soonest of {tried} without tuning"
+        first = min(reached, key=reached.__getitem__)
+        soonest = f"of {tried}, batch {first} reaches the target first, without tuning"
     yield WalkStep(
         question="Which batch size reaches the target soonest?",
         figures={

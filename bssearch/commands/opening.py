@@ -116,7 +116,8 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
     )
     require(
         spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
-        f"the workload {spec.workload!r} of study {spec.name!r} was passed in Python, so no file contains the workload",
+        f"the workload {spec.workload!r} of study {spec.name!r} was passed in Python, so commands cannot "
+        "import the workload",
         hint="pass the workload again in Python, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), "
         "or as the objective of bssearch.Study(spec, objective=train)",
     )

@@ -306,8 +306,8 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
         (
             "few_steps",
             steps < FEW_STEPS,
-            f"budget.trial_train_seconds = {limit:g} allows {steps:.3g} steps at batch {probe.batch_size}, fewer than "
-            f"{FEW_STEPS}; raise the limit",
+            f"budget.trial_train_seconds = {limit:g} allows {math.floor(steps)} steps at batch {probe.batch_size}, "
+            f"fewer than {FEW_STEPS}; raise the limit",
         ),
     ]
 

@@ -193,7 +193,9 @@ def step_time(
 
 def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[str]:
     if knee is None:
-        return ["No batch size fits into memory; use a smaller model, or a device with more memory."]
+        return [
+            "No batch size fits into memory; use a smaller model or more memory, or raise executor.memory_limit_gib."
+        ]
     smallest = f"Batch {knee} is the smallest size with at least 90 % of the highest throughput."
     if fit is None:
         return [smallest]

@@ -52,7 +52,7 @@ GRACE_SECONDS = 0.5
 
 _TICK_SECONDS = 0.2
 
-_SEE = "`bssearch trial show STUDY NUMBER --log` shows a trial's output"
+_SEE = "if a trial ran, see `bssearch trial show STUDY NUMBER --log`"
 
 
 class _EndedError(LaunchError):

@@ -41,7 +41,7 @@ def rule_of_optimizer(name: str) -> LearningRateRule:
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
-WARMUP_RATIO = 8  # guides recommend warmup from this κ on
+WARMUP_RATIO = 8  # guides recommend warmup from this κ on; Goyal et al. 2017 (§2.2) used warmup at κ = 32
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 

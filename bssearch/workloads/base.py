@@ -117,9 +117,9 @@ class Workload(Protocol):
     * ``tokens_per_sample: int``: predicted tokens per training sample.
     * ``sample_tokens: Sequence[int]``: tokens of each training sample, for ``training.batch_unit: tokens``. ``loss``
       then returns a `WeightedLoss`, which divides a batch's summed losses by the batch's tokens.
-    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, within train seconds. Draw random
-      numbers for all samples at once, on the inputs' device. The trial seeds PyTorch's global generators. Parameters
-      under ``space.augmentation`` are keywords.
+    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, within train seconds. For all
+      samples at once, draw numbers from PyTorch's global generators on the inputs' device. The trial seeds these
+      generators. Parameters under ``space.augmentation`` are keywords.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
       ``activation_checkpointing``.
 

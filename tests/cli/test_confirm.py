@@ -127,8 +127,8 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
         (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: must be > 0"),
         (["toy", "--to-budget", "--max-runs", "9"], 2, "give either --to-budget or --max-runs, not both"),
         (["toy", "--to-budget", "--train-seconds", "9"], 2, "give either --to-budget or --train-seconds, not both"),
-        (["toy", "--runs", "0"], 2, "'--runs': 0 must be >= 1"),
-        (["toy", "--runs", "x"], 2, "'--runs': x must be a valid integer"),
+        (["toy", "--runs", "0"], 2, "'0' must be >= 1"),
+        (["toy", "--runs", "x"], 2, "'x' must be a valid integer"),
         (["tox"], 3, "no study 'tox' in this database"),
     ],
 )

@@ -519,7 +519,8 @@ def test_a_searched_parameter_that_the_workload_does_not_use_is_named_and_no_oth
     found = [message for code, message in findings(tmp_path, uses, space) if code == "parameter_ignored"]
     assert [message.split()[0] for message in found] == ignored
     assert all(
-        f" {TAKEN_BY[name]}(), or give space.{name} one value" in message for name, message in zip(ignored, found, strict=True)
+        f" {TAKEN_BY[name]}(), or give space.{name} one value" in message
+        for name, message in zip(ignored, found, strict=True)
     )
 
 

@@ -131,7 +131,7 @@ def precision_of(study: StudyRecord) -> str:
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
     if not studies:
         return NotFoundError(
-            "the databases have no study, or only archived studies",
+            "found no study, except perhaps archived studies",
             hint="make a study with `bssearch run SPEC`, or name another database with --db",
         )
     return NotFoundError(

@@ -255,8 +255,8 @@ def run_worker(
     """Serve the queue with a file's templates until SIGTERM or Ctrl-C, which pause or stop trials.
 
     If ``serving.until_empty``, also ends when the queue has no study that this worker can serve soon. Serves one study
-    at a time, by priority, then by age. Raises `SpecError` or `NotFoundError` for an unusable file, and `DatabaseError`
-    if the database is not writable at the start.
+    at a time, by priority, then by age. Raises `UsageError` or `NotFoundError` for an unusable file, and
+    `DatabaseError` if the database is not writable at the start.
 
     Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
     """

@@ -111,7 +111,7 @@ def description_path(path: Path) -> Path:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
     names = " or ".join(f"NAME{suffix}" for suffix in SUFFIXES)
-    raise UsageError(f"{str(path)!r} has an unknown ending for curves; name the file {names}")
+    raise UsageError(f"{str(path)!r} is no name of a curves file; name the file {names}")
 
 
 @dataclass(frozen=True, slots=True)

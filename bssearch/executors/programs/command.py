@@ -287,8 +287,8 @@ class ReportedTrial:
         require(
             self._samples <= samples <= LARGEST_STEP and samples == int(samples),
             f"the command reports {samples:g} samples at step {report.step}, after {self._samples} samples: samples "
-            "must be whole and never fall",
-            hint=f"count samples from the start of training, up to {LARGEST_STEP:g}",
+            f"must be whole, at most {LARGEST_STEP:g}, and never fall",
+            hint="count samples from the start of training",
         )
         return int(samples)
 

@@ -37,7 +37,7 @@ from bssearch.records import (
 
 HOST = "bssearch.executors.loops.script_host"  # a name instead of an import, because the module is in a higher layer
 
-SEE_OUTPUT = "run the script without a search to see its output"
+SEE_OUTPUT = "to see the output, run the training without a search"
 
 
 @dataclass(slots=True)

@@ -585,11 +585,11 @@ class MemoryPlanRequest(Request):
         there = (self.kind and self.kind.memory_bytes) or 0
         require(
             mixed is None or self.precision != "fp32",
-            f"mixed = {mixed!r} contradicts precision = fp32; use precision = bf16 or fp16, or omit mixed",
+            f"mixed = {mixed!r} contradicts precision = fp32; use precision = bf16 or fp16, or omit this option",
         )
         require(
             mixed in (None, "master") or self.precision != "fp8",
-            f"mixed = {mixed!r} contradicts precision = fp8, which has fp32 master weights; omit mixed",
+            f"mixed = {mixed!r} contradicts precision = fp8, which has fp32 master weights; omit this option",
         )
         require(
             not memory or not there or memory * GIB <= there,

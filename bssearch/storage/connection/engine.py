@@ -256,7 +256,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
     said = getattr(getattr(error, "orig", None), "diag", None)
     if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
         return DatabaseError(
-            f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of these users to make this change"
+            f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of the named users to make this change"
         )
     if owned := re.search(r"must be owner of (\w+ \S+)", cause):
         return DatabaseError(

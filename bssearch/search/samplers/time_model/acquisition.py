@@ -365,7 +365,7 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Return the batch sizes of points that may match the incumbent, or all batch sizes before a success.
+        """Return the ascending batch sizes of points that may match the incumbent; before a success, all sizes.
 
         A point may match if the point's mean minus a standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
