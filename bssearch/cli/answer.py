@@ -117,8 +117,16 @@ def _certainty(found: Answer) -> list[str]:
         return [f"Critical batch size {found.predicted.b_crit.in_words}."]
     if found.within_5_percent is not None:
         lines = _wrapped(f"{'Provisional' if found.provisional else 'Final'}: {how_sure(found)}.")
+    elif found.provisional:
+        is_confirmed = any(row.confirmed for row in found.batches)
+        why = (
+            "the probability of this batch size is unknown"
+            if is_confirmed
+            else "no batch size is confirmed with fresh seeds yet"
+        )
+        lines = _wrapped(f"Provisional: {why}.")
     else:
-        lines = _wrapped("Provisional: no batch size is confirmed with fresh seeds yet.") if found.provisional else []
+        lines = []
     step = found.settling
     if found.provisional and step is not None:
         lines += [f"  next: {step.command}", *_wrapped(step.why, "        ")]

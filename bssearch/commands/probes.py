@@ -54,7 +54,7 @@ def step_time_of_default(
         tried = ", ".join(str(use.micro_batch_size) for use in reversed(too_large))
         raise LaunchError(
             f"batch size {batch_size} does not fit into memory"
-            + (f": micro-batches of {tried} ran out of memory" if tried else ""),
+            + (f": micro-batches of {tried} {spec.training.batch_unit} ran out of memory" if tried else ""),
             hint="use a smaller model, smaller evaluation batches, or a device with more memory (see "
             "executor.memory_limit_gib)",
         )

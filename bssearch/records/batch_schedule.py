@@ -50,7 +50,7 @@ class Stage:
 class BatchSchedule:
     """Stages of growing batch size.
 
-    With `noise_scale`, all stages start at 0 samples. The trial's noise scale decides when the batch size grows.
+    If `name` is ``noise_scale``, all stages start at 0 samples, and the noise scale decides when the batch size grows.
     """
 
     name: BatchScheduleName

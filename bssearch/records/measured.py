@@ -257,7 +257,7 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """The step time in one ``visit``, a quick round over batch sizes."""
+    """The step time of a batch size in one ``visit``, a short timing that later visits repeat."""
 
     visit: int
     step_seconds: float

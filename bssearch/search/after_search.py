@@ -263,7 +263,7 @@ SLACK = 1.5  # limit of a schedule's seconds, as a multiple of the best constant
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Return the next schedule trial. Enqueued trials and retries come first.
+    """Return the next schedule trial. Queued trials and retries come first.
 
     Returns None if the budget or the attempts are spent, no schedule is left, or no batch size is tuned.
     """

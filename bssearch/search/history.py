@@ -29,7 +29,7 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 
 
 def busy_seconds(trials: Iterable[TrialRecord], now: float, slots: int) -> float:
-    """The seconds until ``now`` during which at least one trial ran.
+    """The seconds until ``now`` during which a trial ran, except failed, lost and cancelled trials.
 
     A resumed trial counts from its last start, plus its earlier seconds divided by ``slots``. An ended trial counts for
     at most its wall seconds.

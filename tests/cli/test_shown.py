@@ -434,6 +434,14 @@ def test_an_answer_about_eight_batch_sizes_fits_on_one_screen(provisional: bool)
     assert lines[0].startswith(f"Train with batch {found.optimal.batch_size}.")
 
 
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_provisional_answer_of_unknown_certainty_names_the_reason(confirmed: bool) -> None:
+    found = eight_batch_sizes(provisional=True, within_5_percent=None)
+    rows = [row.model_copy(update={"confirmed": confirmed}) for row in found.batches]
+    (line,) = [one for one in screen(found.model_copy(update={"batches": rows})) if one.startswith("Provisional")]
+    assert ("fresh seeds" in line, "probability" in line) == (not confirmed, confirmed)
+
+
 def test_a_grave_note_is_on_the_screen_however_many_lines_there_are() -> None:
     grave = Notice(code="unconfirmed", message="no run repeats it")
     found = eight_batch_sizes()

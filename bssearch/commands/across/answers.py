@@ -131,7 +131,7 @@ def precision_of(study: StudyRecord) -> str:
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
     if not studies:
         return NotFoundError(
-            "found no study, except perhaps archived studies",
+            "found no study that is not archived",
             hint="make a study with `bssearch run SPEC`, or name another database with --db",
         )
     return NotFoundError(
@@ -302,7 +302,7 @@ class Agreement(Agreed):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Compare answers to equal questions in pairs; needs at least one answer."""
+    """Return the agreement of all answers, and of the answers to each question."""
     named = labelled(without_copies(found))
     asked = grouped((tuple(one.question.in_words.values()), (label, one)) for label, one in named)
     questions = [_of_one_question(named) for named in asked.values()]
