@@ -442,7 +442,9 @@ def test_the_script_and_spec_of_the_readme_are_right(tmp_path: Path) -> None:
         return 0.5
 
     model = torch.nn.Linear(1, 1)
-    exec(script, {"data": [0] * 256, "model": model, "accuracy": accuracy})
+    assert script.count("    ...  #") == 1
+    step = "    model(batch[:, None].float()).sum().backward(); optimizer.step()  #"
+    exec(script.replace("    ...  #", step), {"data": [0] * 256, "model": model, "accuracy": accuracy})
     assert evaluated == [model] * 10, "alone it is evaluated after each of ten passes over the data"
 
 

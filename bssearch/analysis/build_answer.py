@@ -104,8 +104,8 @@ NEXT = 2  # memory bounds the batch size if NEXT times the size does not fit; la
 LARGEST_SHARE = 5 / 6  # "at most 90 % of runs reach the target" is no information
 
 EASIER = (
-    "raise budget.trial_train_seconds, or run a new study with a wider space or an easier target (from `bssearch "
-    "check --suggest-target`)"
+    "raise budget.trials and budget.trial_train_seconds, or run a new study with a wider space or an easier "
+    "target (from `bssearch check --suggest-target`)"
 )
 IMPORTED_EASIER = "import the runs with an easier target"
 NAN_DATA = "the learning rate is not the cause; look for NaN in the inputs and for log(0) or 0/0 in the loss"

@@ -166,21 +166,28 @@ def find_spec(path_or_name: str | Path) -> Path:
     shipped = settings.shipped_studies()
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
+    inside = _specs_in(path if path.is_dir() else path.parent)
     if path.is_dir():
-        inside = sorted(str(one) for one in path.iterdir() if one.suffix in SUFFIXES)
         raise UsageError(
             f"{str(path_or_name)!r} is a folder; a spec is a file ending in {', '.join(SUFFIXES)}",
             hint=f"choose from {', '.join(inside[:MOST_NAMED])}"
             if inside
             else "write a spec with `bssearch init NAME`",
         )
-    advice = nearest(
+    advice = nearest(str(path), inside, "") or nearest(
         str(path_or_name),
         shipped,
         f"write a spec with `bssearch init NAME`, or choose from {', '.join(shipped)}",
         what="the shipped study ",
     )
     raise NotFoundError(f"no spec {str(path_or_name)!r}: neither a file nor a shipped study", hint=advice)
+
+
+def _specs_in(folder: Path) -> list[str]:
+    try:
+        return sorted(str(one) for one in folder.iterdir() if one.suffix in SUFFIXES)
+    except OSError:
+        return []
 
 
 def check_study_name(name: str) -> None:

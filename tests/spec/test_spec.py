@@ -589,3 +589,10 @@ def test_what_a_preset_searches_and_the_default_lacks_is_said_with_its_name(
     path = write_preset(tmp_path, preset)
     said = f"preset {preset} searches {parameter}: give default.{parameter} too ({path}:{LINE})"
     assert refused(path).splitlines()[0] == said
+
+
+def test_the_nearest_spec_file_is_proposed(tmp_path: Path) -> None:
+    (tmp_path / "my_study.yaml").write_text("name: x", encoding="utf-8")
+    with pytest.raises(NotFoundError) as found:
+        load_spec(tmp_path / "my_studdy.yaml")
+    assert str(tmp_path / "my_study.yaml") in str(found.value.hint)
