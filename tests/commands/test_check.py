@@ -361,7 +361,7 @@ def test_a_metric_that_never_moves_is_named() -> None:
 def test_a_default_that_fails_is_an_error_with_its_reason() -> None:
     with pytest.raises(LaunchError, match=r"the default configuration at batch 32 fails: broken"):
         look(LawExecutor(fails=frozenset({32})))
-    with pytest.raises(LaunchError, match=r"batch size 8 does not fit .* 1, 2, 4, 8 ran out of memory"):
+    with pytest.raises(LaunchError, match=r"batch size 8 does not fit .* 1, 2, 4, 8 samples ran out of memory"):
         look(LawExecutor(fits_up_to=0))
 
 
