@@ -23,6 +23,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
     crossing,
+    is_metric,
     with_crossing,
 )
 
@@ -112,6 +113,13 @@ class Approach:
 def not_finite(what: str, value: float) -> str:
     is_beyond = LARGEST_METRIC < abs(value) < math.inf
     return f"{what} = {value:g} is {f'beyond {LARGEST_METRIC:g}' if is_beyond else 'not finite'}"
+
+
+def non_finite_figure(target: str, metric: float, loss_name: str, loss: float | None) -> str | None:
+    """Return a message on the metric or, if the metric is finite, on the loss; None if both are finite."""
+    if not is_metric(metric):
+        return not_finite(target, metric)
+    return None if loss is None or math.isfinite(loss) else not_finite(loss_name, loss)
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:

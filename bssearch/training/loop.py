@@ -38,7 +38,7 @@ from bssearch.training.batches import tokens_trained
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
-from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
+from bssearch.training.course import Course, Ending, first_line, non_finite_figure, paused, where
 from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMeter, RankNoise, noise_growth, noise_meter
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
@@ -253,10 +253,11 @@ class TrialLoop:
             loss = trainer.take_mean_loss()
             metric = trainer.evaluate(self._data.validation, self._request.target.metric)
         self._on_progress()
-        if not is_metric(metric):
-            return self._not_finite(trainer, self._request.target.metric, metric)
-        if loss is not None and not math.isfinite(loss):
-            return self._not_finite(trainer, "the training loss", loss)
+        figure = non_finite_figure(self._request.target.metric, metric, "the training loss", loss)
+        if figure is not None:
+            first = trainer.first_non_finite()
+            reason = f"{figure}: {where(trainer.now, trainer.steps)}"
+            return Ending(TrialState.DIVERGED, reason + ("" if first is None else f"; {first}"))
         observation = Observation(
             step=trainer.steps,
             samples=trainer.growth.samples,
@@ -281,11 +282,6 @@ class TrialLoop:
             with self._clock.ledger("train"), self._clock.waiting():
                 self._noise_growth.after_evaluation()
         return ending
-
-    def _not_finite(self, trainer: Trainer, name: str, value: float) -> Ending:
-        first = trainer.first_non_finite()
-        reason = f"{not_finite(name, value)}: {where(trainer.now, trainer.steps)}"
-        return Ending(TrialState.DIVERGED, reason + ("" if first is None else f"; {first}"))
 
     def _out_of_memory(self, error: Exception) -> Ending:
         when = "before the first step" if self._trainer is None else where(self._trainer.now, self._trainer.steps)

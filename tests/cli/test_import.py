@@ -140,7 +140,9 @@ def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_pa
 
 def test_metrics_that_do_not_agree_with_reached_are_noted(tmp_path: Path) -> None:
     _, said = import_runs(tmp_path, "--target", "0.5", rows=["8,0,1,10,1,0.1,,", "16,0,0,10,1,0.9,,"])
-    assert "disagree in 2 of 2 runs (first: runs.csv:2 reached metric ≥ 0.5 with 0.1); check --goal" in said
+    assert (
+        "disagree in 2 of 2 runs (first: runs.csv:2 reached metric ≥ 0.5 with 0.1); check --goal and --target" in said
+    )
 
 
 def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_free_one(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is
     assert (done.returncode, names(folder)) == (0, [])
     left = "checkpoints of paused trials may remain"
     assert f"{left}: the checkpoint store troubled://{tmp_path}/store: " in done.stderr
+    assert "; delete the files\n" in done.stderr
 
 
 def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:

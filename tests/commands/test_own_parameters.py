@@ -175,7 +175,8 @@ def test_check_finds_an_own_parameter_that_changes_nothing(folder: Path) -> None
             Launch(folder=folder),
         ).findings
     }
-    assert "loss.ignored seems to have no effect, because the losses" in found["parameter_ignored"]
+    assert "loss.ignored seems to have no effect" in found["parameter_ignored"]
+    assert "are equal with loss.ignored = 0 and 1" in found["parameter_ignored"]
     assert "hidden 8" in found["default_model_timed"]
 
 

@@ -280,7 +280,8 @@ def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serve
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
         store.queue.keep_worker(record(name, templates=offered, tags=tags))
     [row] = queued_studies(store).submissions
-    assert "(fewest missing: a:b)" in row.reason
+    lacking = "no present worker with this template has all tags of the study (fewest missing: a:b)"
+    assert row.reason == f"{lacking}; start a worker with all tags"
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(store: Store) -> None:
@@ -505,7 +506,7 @@ def test_a_file_gives_template_name_and_nested_values(tmp_path: Path) -> None:
         ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
         ("template: digits\nseed: null", "seed = null must be a number"),
         ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials appears twice: 4 and 5"),
-        ("- digits", "write a mapping"),
+        ("- digits", "write a mapping of template, name and values"),
         ("template: [", "unreadable YAML"),
     ],
 )

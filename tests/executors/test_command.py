@@ -184,7 +184,11 @@ def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Pat
             TrialState.FAILED,
             "; count the seconds from the start of training, over all epochs",
         ),
-        (BEGINS + """echo '{"step": 1, "accuracy": NaN}'; SLEEP""", TrialState.DIVERGED, "accuracy = nan is not"),
+        (
+            BEGINS + """echo '{"step": 1, "accuracy": NaN}'; SLEEP""",
+            TrialState.DIVERGED,
+            "accuracy = nan is not finite",
+        ),
         (BEGINS + "yes > $BSSEARCH_REPORT & exit 0", TrialState.EXHAUSTED, "the command ended at step 0"),
         (BEGINS + "rm $BSSEARCH_REPORT; exec >&- 2>&-; sleep 0.2", TrialState.EXHAUSTED, "the command ended at"),
     ],

@@ -1,7 +1,6 @@
 """A user's loop that trains a study's trial."""
 
 import io
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +41,7 @@ from bssearch.records import (
 from bssearch.training.advisor import SHARE, BatchAdvisor, Weights
 from bssearch.training.clock import Clock, Ledger
 from bssearch.training.contention import ContentionMeter, CorePace, ReferenceKernel, cpu_use
-from bssearch.training.course import Approach, Course, Ending, first_line, not_finite, paused, where
+from bssearch.training.course import Approach, Course, Ending, first_line, non_finite_figure, paused, where
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
@@ -458,12 +457,7 @@ class TrialRun(Assignment):
         metric = number_of(metrics, target.metric)
         loss = None if loss is None else float(loss)
         with self._clock.clock.ledger("other"):
-            if not is_metric(metric):
-                broken: str | None = not_finite(target.metric, metric)
-            elif loss is not None and not math.isfinite(loss):
-                broken = not_finite("the loss", loss)
-            else:
-                broken = first_non_finite(self._objects)
+            broken = non_finite_figure(target.metric, metric, "the loss", loss) or first_non_finite(self._objects)
             if broken is not None:
                 self._end(Ending(TrialState.DIVERGED, f"{broken}: {where(self.stages.last(step), step)}"))
                 return
